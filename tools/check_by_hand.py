@@ -32,16 +32,18 @@ from tools.by_hand.traffic import boundary_bytes, exchanges, loads  # noqa: E402
 
 ALLOWED = {"FLOPs": 0.02, "bytes": 0.02, "load": 0.02, "memory": 0.05, "step": 0.10}
 DOMINATES = 0.75
-"""One stage dominates a step if it computes in three quarters of it, and if boundaries take no path
-or line for longer than three quarters of that.
+"""One stage dominates a step if it computes in three quarters of it, if round trips of
+micro-batches do not make the pipeline longer, and if boundaries take no path or line for longer
+than three quarters of the stage's time.
 
-The second half is needed as the first is: a line that carries messages for as long as the slowest
-stage computes is a second bottleneck, and no stage dominates.  Its messages come in bursts and wait
-for each other, so that the step is longer than either needs; by how much depends on the order of
-all passes, which the sheet of paper has no formula for.  Where the line has a quarter of that time
-to spare, waiting on it delays the slowest stage little.  Of `benchmarks/invented`, `forty-nodes`
-alone has such a line, busy for three quarters of its step, which is all of the time that the
-slowest stage computes; lines of the others are busy for at most 55 % of their steps.
+Of round trips the paper has the least that they take; a message that waits for another makes a trip
+longer.  The last condition is needed as the first is: a line that carries messages for as long as
+the slowest stage computes is a second bottleneck, and no stage dominates.  Its messages come in
+bursts and wait for each other, so that the step is longer than either needs; by how much depends on
+the order of all passes, which the sheet of paper has no formula for.  Where the line has a quarter
+of that time to spare, waiting on it delays the slowest stage little.  Of `benchmarks/invented`,
+`forty-nodes` alone has such a line, busy for three quarters of its step, which is all of the time
+that the slowest stage computes; lines of the others are busy for at most 55 % of their steps.
 
 Such a step is shown beside the paper's and not judged by the 10 %.  What it is made of is: FLOPs,
 bytes, loads, memory and each stage's time, and it may be no shorter than its slowest stage."""
@@ -147,6 +149,8 @@ def _what_else(paper: Paper, site: Site, step: StepByHand, is_stock: bool) -> st
     part = step.slowest_s / step.step_s
     if part < DOMINATES:
         return f"no stage dominates: the slowest computes in {part:.0%} of it"
+    if step.is_of_trips:
+        return f"no stage dominates: round trips of micro-batches take {step.pipelines_s:.3g} s"
     carried = loads(site, boundary_bytes(paper, is_stock))
     for name, (_, seconds) in carried.items():
         if seconds > DOMINATES * step.slowest_s:

@@ -7,6 +7,7 @@ accumulation; GeForce cards run that at half the rate of their fp16 accumulation
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 _FUSED = (64, 0.95, 0.73), (128, 0.95, 0.73), (256, 0.95, 0.68)
 _FUSED_ON_A100 = (128, 0.82, 0.70), (256, 0.73, 0.54)
@@ -22,8 +23,9 @@ class Gpu:
     """A card: TFLOP/s of 16-bit products, GB/s of memory, GiB that CUDA shows; what a product of
     one TFLOP and streaming reach of the peaks, and microseconds that each product takes beside its
     FLOPs.  `unhidden`: part of the time of a product's bytes that does not hide behind its FLOPs;
-    `decline`: the time of FLOPs grows as their power 1 + `decline`.  `fused`: head size, and what
-    fused attention reaches of that rate, forward and backward.
+    `decline`: the time of FLOPs grows as their power 1 + `decline`.  `mixed_gb_per_s`: most
+    that kernels of unlike operands stream; most cards stream all alike.  `fused`: head size, and
+    what fused attention reaches of that rate, forward and backward.
 
     Turing and Volta have no bf16 and no FlashAttention-2 (`is_old`).
     """
@@ -38,6 +40,7 @@ class Gpu:
     fused: tuple[tuple[int, float, float], ...] = _FUSED
     unhidden: float = 0.58
     decline: float = 0.042
+    mixed_gb_per_s: float = inf
 
     def product_s(self, rows: float, inputs: float, outputs: float, element: int) -> float:
         """Time one product of a matrix of rows x inputs with one of inputs x outputs."""
@@ -109,7 +112,10 @@ GPUS = {
     "L4": Gpu(121, 300, 21.95, 1.136 * 0.612 * (72 / 121) / (350 / 362)),
     "L40S": Gpu(362, 864, 44.40, 0.612, 0.834, 1.8, unhidden=0.73, decline=0.09),
     # H100 whitepaper: SXM5 989.4 and 3,352; PCIe 756 and 2,039.  RTX Blackwell whitepaper: 209.5.
-    "H100-80GB": Gpu(989.4, 3352, 79.11, 0.808, 0.851, 4.2, False, _FUSED_ON_H100, 0.49, 0.052),
+    "H100-80GB": Gpu(
+        *(989.4, 3352, 79.11, 0.808, 0.851, 4.2, False, _FUSED_ON_H100, 0.49, 0.052),
+        mixed_gb_per_s=2610,
+    ),
     # 350 W, the others 700 W.
     "H100-PCIe": Gpu(756, 2039, 79.11, 1.136 * 0.808 * (350 / 756) / (700 / 989.4)),
     "RTX-5090": Gpu(209.5, 1792, 31.36, 0.99),

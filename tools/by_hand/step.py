@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
@@ -182,33 +183,43 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
     layer = products + rest + core
     has = held(paper, stage, member)
     matrices = has.layer - job.whole_layer
-    layer_back = 2 * products + 2 * rest + core_back + 8 * matrices / memory
+    # Main gradients are read and written.
+    _, main, _ = bytes_of_parameter(job)
+    layer_back = 2 * products + 2 * rest + core_back + 2 * main * matrices / memory
     again = {"full": layer, "selective": core}.get(stage.recompute, 0.0)
     rows = paper.rows * job.hidden * stage.shares[member] / sum(stage.shares)
     words = 3 * tokens * job.hidden * e / memory
     logits = tokens * rows / job.hidden
     output = gpu.product_s(tokens, job.hidden, rows / job.hidden, e)
-    # The loss: logits to fp32, a maximum, exponents, a sum; backward once over them.
+    # The loss: logits to fp32, a maximum, exponents, a sum; a number for each row is subtracted,
+    # and another divides.  Backward the logits are multiplied, and written as they were read.
+    mixed = min(gpu.mixed_gb_per_s * 1e9, memory)
+    loss = logits * (4 + e + 16) / memory + logits * 16 / mixed
+    loss_back = logits * (4 + e) / memory + logits * 8 / mixed
     return _Parts(
         _Pass(layer, layer_back),
         _Pass(layer, layer_back + again),
-        _Pass(words, 2 * words + 8 * rows / memory),
+        # The gradient of every word is written, and then added to the main one.
+        _Pass(words, 2 * words + e * rows / memory + (2 * main + e) * rows / mixed),
         _Pass(
-            output + (logits * (e + 16) + 2 * tokens * job.hidden * e) / memory,
-            2 * output + (logits * (8 + e) + 8 * rows) / memory,
+            output + 2 * tokens * job.hidden * e / memory + loss,
+            2 * output + 2 * main * rows / memory + loss_back,
         ),
     )
 
 
 @dataclass(frozen=True)
 class StepByHand:
-    """`stages_s` is [replica][stage]; `slowest_s` is for how long the slowest stage computes."""
+    """`stages_s` is [replica][stage]; `slowest_s` is for how long the slowest stage computes.
+    `is_of_trips`: micro-batches go to the last stage and back, as many at once as a stage launches
+    ahead, for longer than any stage fills, works, waits and drains."""
 
     stages_s: list[list[float]]
     pipelines_s: float
     exchange_s: float
     update_s: float
     slowest_s: float
+    is_of_trips: bool
 
     @property
     def step_s(self) -> float:
@@ -253,11 +264,13 @@ def step_by_hand(paper: Paper, site: Site, exchange_s: dict[int, float]) -> Step
     Args:
         exchange_s: seconds that the exchange of a replica's first stage takes after it.
     """
-    stages_s, pipelines, busiest = [], [], 0.0
+    stages_s, pipelines, busiest, is_of_trips = [], [], 0.0, False
     for replica in paper.replicas:
         passes = [stage_pass(paper, site, replica, stage) for stage in replica.stages]
         stages_s.append([p.both for p in passes])
-        pipelines.append(_pipeline(paper, site, replica, passes))
+        bounds_s, trips_s = zip(*_pipeline(paper, site, replica, passes), strict=True)
+        pipelines.append(max(*bounds_s, *trips_s))
+        is_of_trips |= max(trips_s) > max(bounds_s)
         busiest = max(busiest, replica.micro_batches * max(p.both for p in passes))
     update = max(
         _update(paper, site, stage, member)
@@ -270,12 +283,14 @@ def step_by_hand(paper: Paper, site: Site, exchange_s: dict[int, float]) -> Step
         (pipelines[r] + seconds - slowest for r, seconds in exchange_s.items()), default=0.0
     )
     exposed = max(0.0, exposed)
-    return StepByHand(stages_s, slowest, exposed, update, busiest)
+    return StepByHand(stages_s, slowest, exposed, update, busiest, is_of_trips)
 
 
-def _pipeline(paper: Paper, site: Site, replica: Replica, passes: list[_Pass]) -> float:
-    """Return the longest of all stages' sums: filling, its own work, its waiting for the stages
-    behind it, and draining."""
+def _pipeline(
+    paper: Paper, site: Site, replica: Replica, passes: list[_Pass]
+) -> Iterator[tuple[float, float]]:
+    """Yield for each stage the sum of filling, its own work, its waiting for the stages behind it,
+    and draining; and the seconds of all round trips."""
     size = replica.size * paper.job.sequence * paper.job.hidden * paper.job.element
     hops = []
     for before, after in pairwise(replica.stages):
@@ -286,7 +301,7 @@ def _pipeline(paper: Paper, site: Site, replica: Replica, passes: list[_Pass]) -
         else:
             path = site.between(before.node, after.node)
             hops.append(path.late_s + size / path.speed)
-    count, worst = replica.micro_batches, 0.0
+    count = replica.micro_batches
     for s, own in enumerate(passes):
         fill_s = sum(p.both for p in passes[:s]) + 2 * sum(hops[:s])
         behind = sum(p.both for p in passes[s + 1 :]) + 2 * sum(hops[s:])
@@ -294,17 +309,23 @@ def _pipeline(paper: Paper, site: Site, replica: Replica, passes: list[_Pass]) -
         waits = max(0.0, behind - (ahead - 1) * own.forward)
         waits += max(0.0, behind - (ahead - 1) * own.backward)
         round_trips = count / ahead * (own.both + behind)
-        worst = max(worst, fill_s + max(count * own.both + min(waits, behind), round_trips))
-    return worst
+        yield fill_s + count * own.both + min(waits, behind), fill_s + round_trips
 
 
 def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
-    """Time the update: every weight, gradient and state of a GPU, read once and written once."""
+    """Time the update.
+
+    Gradients are zeroed and checked; each owner reads its own twice (or copies them first, and
+    reads the copies), reads and writes its states, reads a weight, and writes it in two precisions.
+    """
     gpu, job = GPUS[site.gpu(stage.devices[member])], paper.job
     has = held(paper, stage, member)
     params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output
+    part = 1.0
     if job.divides_states:
         owners = holders_of_layer(paper, stage.first)
-        params *= stage.state_share / sum(holder.state_share for holder in owners)
-    size = sum(bytes_of_parameter(job)) + copy_for_update(job)
-    return 2 * params * size / (gpu.streamed * gpu.gb_per_s * 1e9)
+        part = stage.state_share / sum(holder.state_share for holder in owners)
+    weight, gradient, states = bytes_of_parameter(job)
+    copy = copy_for_update(job)
+    own = 3 * copy + (1 if copy else 2) * gradient + 2 * states + 3 * weight
+    return params * (2 * gradient + part * own) / (gpu.streamed * gpu.gb_per_s * 1e9)
