@@ -89,13 +89,12 @@ class StockBest:
             best_s = min(best_s, self._unsimulated[0])
         return below(bound_s, best_s * (1 - self._limits.tolerance))
 
-    def try_division(self, case: StockCase, division: Division, bound_s: float) -> bool:
-        """Simulate a division, or two short steps of it; return False where these have too many
-        messages as well, so that the bound stands for the step."""
+    def try_division(self, case: StockCase, division: Division, bound_s: float) -> float | None:
+        """Simulate a division, or two short steps of it, and return the seconds of its step; None
+        where these have too many messages as well, so that the bound stands for the step."""
         number, limits = case.num_micro_batches, self._limits
         if self._num_messages + _num_messages(case, number) <= limits.num_messages:
-            self._simulate(case, division)
-            return True
+            return self._simulate(case, division)
         # Megatron's interleaved stages take micro-batches in groups of the depth.
         depth = case.grid.num_stages
         few = depth * -(-_FEW_MICRO_BATCHES // depth)
@@ -103,19 +102,19 @@ class StockBest:
         messages = _num_messages(case, sum(sizes))
         if sizes[1] >= number or self._num_short + messages > limits.num_short_messages:
             self._hold(bound_s, case, division)
-            return False
+            return None
         self._num_short += messages
         self.num_simulated += 1
         start_s, end_s = (self._step_s(_planned(case, division, size)) for size in sizes)
         each_s = (end_s - start_s) / (sizes[1] - sizes[0])
-        self._hold(end_s + (number - sizes[1]) * each_s, case, division)
-        return True
+        # Without room for it, two short steps are endless, and their difference is no number.
+        step_s = end_s + (number - sizes[1]) * each_s if isfinite(end_s) else inf
+        self._hold(step_s, case, division)
+        return step_s
 
     def _hold(self, step_s: float, case: StockCase, division: Division) -> None:
         """Keep a step that was not simulated whole, if it is the best such."""
-        is_better = self._unsimulated is None or step_s < self._unsimulated[0]
-        # Without room for it, two short steps are endless, and their difference is no number.
-        if is_better and isfinite(step_s):
+        if isfinite(step_s) and (self._unsimulated is None or step_s < self._unsimulated[0]):
             self._unsimulated = step_s, case, division
 
     def climb(self) -> None:
@@ -186,18 +185,19 @@ class StockBest:
         self._simulate(case, division)
         return self.step_s < before_s
 
-    def _simulate(self, case: StockCase, division: Division) -> None:
+    def _simulate(self, case: StockCase, division: Division) -> float:
         self.num_simulated += 1
         self._num_messages += _num_messages(case, case.num_micro_batches)
         plan = _planned(case, division)
         step_s = self._step_s(plan)
         if not isfinite(step_s):
-            return
+            return step_s
         shape = _shape(plan)
         if shape not in self._of_shapes or step_s < self._of_shapes[shape][0]:
             self._of_shapes[shape] = step_s, plan
         if below(step_s, self.step_s):
             self.step_s, self._plan, self._winner = step_s, plan, (case, division)
+        return step_s
 
     def _step_s(self, plan: Plan) -> float:
         """Simulate a step; infinite where it does not fit."""

@@ -88,14 +88,15 @@ class _StockSearch:
         self._best = StockBest(problem, limits)
         self._num_grids = self._num_made = self._num_bounded = self._num_climbs = 0
         self._num_cases = [0, 0]  # of one chunk a stage, and of several
-        self._dropped: list[tuple[float, int, Item]] = []
-        self._queue: list[tuple[float, int, Item]] = []
+        # By what a step likely takes: its bound, until simulations of a case tell more.
+        self._dropped: list[tuple[float, int, float, Item]] = []
+        self._queue: list[tuple[float, int, float, Item]] = []
         self._number = count()
         # Grids that were looked at: equal content and settings are one case.
         self._seen: set[tuple[object, ...]] = set()
 
     def run(self) -> StockResult | None:
-        """Look at what has the lowest bound, until none is below the best step."""
+        """Look at what is likely the fastest, until no bound is below the best step."""
         # Forms first: their bound holds on every grid of the ranks.
         recomputes = kinds_of_recompute(self._problem)
         for ranks in self._ranks:
@@ -115,12 +116,11 @@ class _StockSearch:
         return self._best.result(self._is_exact, self._num_bounded)
 
     def _look_at_all(self) -> None:
-        """Look at what has the lowest bound, until none may win or no step may be simulated."""
+        """Look at what is likely the fastest, until none may win or no step may be simulated."""
         while self._queue:
-            bound_s, number, item = heappop(self._queue)
-            # The queue rises, so that nothing behind may win either.
+            likely_s, number, bound_s, item = heappop(self._queue)
             if not self._best.may_win(bound_s):
-                break
+                continue
             if self._best.is_spent:
                 self._is_exact = False
                 break
@@ -128,7 +128,7 @@ class _StockSearch:
             # nothing fits.
             if self._has_enough(item):
                 self._is_exact = False
-                self._dropped.append((bound_s, number, item))
+                self._dropped.append((likely_s, number, bound_s, item))
             else:
                 self._look_at(item)
 
@@ -148,9 +148,10 @@ class _StockSearch:
             case _:
                 return self._num_grids >= limits.num_grids
 
-    def _push(self, bound_s: float, item: Item) -> None:
+    def _push(self, bound_s: float, item: Item, slowdown: float = 1.0) -> None:
         if self._best.may_win(bound_s):
-            heappush(self._queue, (bound_s, next(self._number), item))
+            entry = bound_s * slowdown, next(self._number), bound_s, item
+            heappush(self._queue, entry)
 
     def _look_at(self, item: Item) -> None:
         match item:
@@ -286,12 +287,14 @@ class _StockSearch:
 
     def _next_division(self, item: ReadyItem) -> None:
         """Simulate the division with the lowest bound; the next one may follow."""
-        division = tuple(item.divisions[item.place].tolist())
-        if not self._best.try_division(item.case, division, float(item.bounds_s[item.place])):
+        division, bound_s = item.divisions[item.place].tolist(), float(item.bounds_s[item.place])
+        step_s = self._best.try_division(item.case, tuple(division), bound_s)
+        if step_s is None:
             self._is_exact = False
             return
-        # The next division waits in the queue with its own bound.
+        # The next division waits in the queue, likely as much slower than its bound as this one:
+        # messages that wait for each other delay all divisions of a case.
         following = item.place + 1
         if following < len(item.divisions) and np.isfinite(item.bounds_s[following]):
             next_item = replace(item, place=following)
-            self._push(float(item.bounds_s[following]), next_item)
+            self._push(float(item.bounds_s[following]), next_item, step_s / bound_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock import divisions as stock_divisions
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import stage_divisions
-from megatron_hetero.planner.stock.limits import StockLimits
+from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
 from megatron_hetero.planner.stock.orders import stock_grids
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.search import best_stock_plan
@@ -252,3 +253,17 @@ def test_what_does_not_fit_is_recomputed_by_blocks() -> None:
             assert arguments[method + 1] == "block"
             return
     pytest.fail("no memory led to recompute by blocks")
+
+
+def test_divisions_that_wait_alike_do_not_take_all_simulations() -> None:
+    """Four replicas share the line between two sites, and every division of their layers is a
+    quarter slower than its bound."""
+    folder = Path(__file__).parents[3] / "examples" / "two-sites"
+    problem = make_problem(
+        load_cluster(folder / "cluster.yaml"), load_workload(folder / "gpt-2.7b.flags")
+    )
+    found = best_stock_plan(problem, limits_beside_a_plan(len(problem.cluster.devices)))
+    assert found is not None
+    # Grids of other numbers of replicas or stages were simulated as well, and one of them won.
+    assert found.others
+    assert len(found.plan.replicas) != 4
