@@ -4,8 +4,8 @@
     python tools/gpu_steps.py --measure FILE [CASE ...]     on a machine with a card
 
 Each case trains on one rank of the own runtime: the median of five steps, torch's peak of memory,
-and the kernels of one step, as torch's profiler has them.  `benchmarks/tables/gpu-steps.json` holds
-what was measured, with card, versions and date.  Only single kernels of it are used as prices
+and the kernels of one step, as torch's profiler has them, the longest by name.
+`benchmarks/tables/gpu-steps.json` holds what was measured, with card, versions and date.  Only single kernels of it are used as prices
 (`mixed_bytes_per_s` of `cost/work/calibration.json`, made by `make_calibration.py`); no step is.
 """
 
@@ -41,7 +41,7 @@ from megatron_hetero.plan.place import place_in_order
 from megatron_hetero.schedule.estimate import estimate_plan
 
 TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "tables" / "gpu-steps.json"
-STEPS, MICRO_BATCHES = 5, 4
+STEPS, MICRO_BATCHES, NAMED = 5, 4, 60
 LIMIT_S = 90.0
 
 _BASE = (
@@ -264,8 +264,8 @@ def _trainer(case: str, flags: Sequence[str], folder: Path) -> Any:
 
 
 def _read(events: Any) -> dict[str, Any]:
-    """Return the kernels of a step by cause, the time with any kernel on the GPU, and what the host
-    launched."""
+    """Return a step's kernels by cause and the longest, the time with any on the GPU, and launches
+    of the host."""
     from torch.autograd import DeviceType
 
     kernels: dict[str, list[float]] = {}
@@ -282,10 +282,12 @@ def _read(events: Any) -> dict[str, Any]:
         busy += max(0.0, end - max(start, last))
         last = max(last, end)
     launches = sum("aunchKernel" in e.name for e in events if e.device_type == DeviceType.CPU)
+    found = sorted(((k, int(n), us) for k, (n, us) in kernels.items()), key=lambda k: -k[2])
     return {
         "busy_ms": round(busy / 1e3, 2),
         "launches": launches,
-        "kernels": by_cause([(name, int(n), us) for name, (n, us) in kernels.items()]),
+        "kernels": by_cause(found),
+        "longest": [[name[:160], n, round(us / 1e3, 3)] for name, n, us in found[:NAMED]],
     }
 
 
