@@ -90,12 +90,7 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
         return best
     # Groups need the plug-in: over a stock plan they must gain what the plug-in has to gain.
     wanted_s = best.step_time_s * (1 - (PLUGIN_GAIN if best.is_stock else MIN_GAIN))
-    ranking = board.ranking_of_all
-    # A shorter exchange may bring those before the best whose pipelines are shorter.
-    by_pipelines = sorted(
-        ranking, key=lambda candidate: (candidate.cost.pipelines_s, candidate.key)
-    )
-    tried = [best, *distinct(ranking)[:NUM_NEAR], *distinct(by_pipelines)[:NUM_NEAR]]
+    tried = [best, *distinct(board.ranking_of_all)[:NUM_NEAR], *shortest_pipelines(board)]
     found = best
     for candidate in tried:
         # Even without any exchange it would not be fast enough.
@@ -109,6 +104,16 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
                 found = found if board.is_refused(faster) else faster
     # A plan that breaks a limit does not take the place of `best`.
     return found if found.keeps_limits else best
+
+
+def shortest_pipelines(board: Scoreboard) -> list[Candidate]:
+    """Return the candidates with the shortest pipelines, which a shorter exchange may bring before
+    the best; with queues on shared paths where the search has simulated these."""
+    # What hardly waits may be far behind in the ranking, which knows no queues, or have left it.
+    known = {one.placement: (one.cost.pipelines_s, one) for one in board.ranking_of_all}
+    known |= {one.placement: (found.cost.pipelines_s, one) for found, one in board.simulated}
+    by_pipelines = sorted(known.values(), key=lambda entry: (entry[0], entry[1].key))
+    return distinct([one for _, one in by_pipelines])[:NUM_NEAR]
 
 
 def grouped(costs: CostModel, placement: Placement) -> Iterator[tuple[Placement, PlacementCost]]:

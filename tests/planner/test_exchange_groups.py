@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,10 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.planner import exchange_groups, plan_and_explain
-from megatron_hetero.planner.exchange_groups import groups_of
+from megatron_hetero.planner.evaluate.rescore import distinct
+from megatron_hetero.planner.exchange_groups import groups_of, shortest_pipelines
+from megatron_hetero.planner.portfolio import search
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.report.text.explanation import exchange_lines
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
@@ -173,3 +178,18 @@ def test_plans_of_many_replicas_keep_one_exchange(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(exchange_groups, "MAX_REPLICAS", 5)
     plan, explanation = plan_and_explain(two_sites(), small_job())
     assert plan.exchange_groups == () and explanation.exchange is None
+
+
+def test_groups_are_tried_for_what_waits_least() -> None:
+    """Queues that the search has simulated count, and so does what its ranking has no room for."""
+    board = search(make_problem(two_sites(Limits()), small_job()))
+    waiting, other, left_out = distinct(board.ranking_of_all)[:3]
+    replicas = tuple(replace(r, pipeline_s=10 * r.pipeline_s) for r in waiting.cost.replicas)
+    queued = replace(waiting, cost=replace(waiting.cost, replicas=replicas))
+    kept: Any = SimpleNamespace(
+        ranking_of_all=(waiting, other), simulated=((left_out, left_out), (queued, waiting))
+    )
+    *first, last = shortest_pipelines(kept)
+    assert {one.placement for one in first} == {other.placement, left_out.placement}
+    assert last.placement == waiting.placement
+    assert last.cost == waiting.cost  # the queues are priced anew, with groups

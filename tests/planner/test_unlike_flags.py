@@ -40,9 +40,14 @@ def test_flags_without_recompute_lead_to_a_plan_about_as_fast(name: str, worse: 
 
 @pytest.mark.parametrize(
     "name",
-    ["three-gpus", pytest.param("2 RTX 3090 + A6000 + 2 L4, 1.3b", marks=pytest.mark.slow)],
+    [
+        "three-gpus",
+        pytest.param("2 RTX 3090 + A6000 + 2 L4, 1.3b", marks=pytest.mark.slow),
+        pytest.param("two-sites", marks=pytest.mark.slow),
+    ],
 )
 def test_unlike_flags_lead_to_the_same_plan(name: str) -> None:
-    """What had been found under other settings was filled anew only: up to 2.7 % slower."""
+    """What had been found under other settings was filled anew only: up to 2.7 % slower.  Between
+    sites, groups were tried for other plans under other settings: 2.9 % slower."""
     (job,) = [job for job in jobs() if job.name == name]
     assert result_of(job)["ratio"] < 1.001
