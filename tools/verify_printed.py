@@ -5,7 +5,7 @@
 
 `run` writes benchmarks/results/verify-printed.json: what each verification found, at which commit,
 when and on which class of machine.  What passed already is run again with --again alone; what is no
-longer printed is dropped.
+longer printed is dropped, and so is a command that makes another plan today.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,23 +56,25 @@ def _run(arguments: argparse.Namespace) -> int:
     named = [_name(printed) for printed in (*printed_commands(), *printed_layouts())]
     cases = {name: cases[name] for name in named if name in cases}
 
-    def is_wanted(printed: Printed) -> bool:
-        name = _name(printed)
-        is_done = name in cases and cases[name]["ok"] and not arguments.again
-        return not is_done and arguments.only in name
+    def write() -> None:
+        kept = [cases[name] for name in named if name in cases]
+        found = {"num_printed": len(named), "cases": kept}
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
     end_s = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as folder:
-        for printed, words in _cases(Path(folder), is_wanted):
-            if time.monotonic() > end_s:
-                break
-            if _num_ranks(printed) > arguments.most_ranks:
-                continue
+        for printed, words in _cases(Path(folder)):
             name = _name(printed)
+            # What was verified of a command counts as long as the command gives that plan.
+            if name in cases and cases[name]["layout"] != printed.layout:
+                del cases[name]
+                write()
+            is_done = name in cases and cases[name]["ok"] and not arguments.again
+            is_large = _num_ranks(printed) > arguments.most_ranks
+            if is_done or is_large or arguments.only not in name or time.monotonic() > end_s:
+                continue
             case = cases[name] = verified(printed, words, made)
-            kept = [cases[name] for name in named if name in cases]
-            found = {"num_printed": len(named), "cases": kept}
-            RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+            write()
             verdict = "ok" if case["ok"] else "FAILED"
             print(f"{verdict:6} {case['seconds']:6.0f} s  {name}", flush=True)
     return 0 if all(case["ok"] for case in cases.values()) else 1
@@ -86,19 +88,15 @@ def _num_ranks(printed: Printed) -> int:
     return parse_layout(str(printed.layout)).num_devices
 
 
-def _cases(
-    folder: Path, is_wanted: Callable[[Printed], bool]
-) -> Iterator[tuple[Printed, list[str]]]:
-    for printed in filter(is_wanted, printed_layouts()):
+def _cases(folder: Path) -> Iterator[tuple[Printed, list[str]]]:
+    """Yield every layout, and the plan of every command as it is today, with the words by which
+    `verify` is told."""
+    for printed in printed_layouts():
         yield printed, ["--layout", str(printed.layout)]
-    commands = printed_commands()
-    while commands and not is_wanted(commands[-1]):
-        commands.pop()
-    for printed in commands:
-        # A later command may need the plan of an earlier one, so it is made in any case.
+    # A later command may need the plan of an earlier one.
+    for printed in printed_commands():
         path, made = make_plan(printed, folder)
-        if is_wanted(printed):
-            yield replace(made, layout=format_layout(load_plan(path).layout)), [str(path)]
+        yield replace(made, layout=format_layout(load_plan(path).layout)), [str(path)]
 
 
 def verified(printed: Printed, words: list[str], made: dict[str, Any]) -> dict[str, Any]:
