@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.exchange.plan import ExchangePlan, Owned, Transfer
+from megatron_hetero.exchange.plan import ExchangePlan, Ints, Transfer, pieces_of
 from megatron_hetero.exchange.programmes import HolderRound, programmes, stuck
 
 FaultKind = Literal["holder", "range", "owners", "twice", "clash", "missing", "deadlock", "buffers"]
+Sets = npt.NDArray[np.uint64]
+"""Sets of holders in the last dimension: a bit each, 64 to a word."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,23 @@ def faults(
 
 def _malformed(plan: ExchangePlan) -> Iterator[ExchangeFault]:
     """Check holders, ranges and owners by themselves."""
-    for t in plan.transfers():
-        if not (0 <= t.source < plan.num_holders and 0 <= t.destination < plan.num_holders):
+    ends, (start, stop) = plan.table[:, 1:3], plan.table[:, 3:5].T
+    is_held = ((ends >= 0) & (ends < plan.num_holders)).all(axis=1)
+    is_sent = ends[:, 0] != ends[:, 1]
+    is_inside = (start >= 0) & (start < stop) & (stop <= plan.size)
+    wrong = ~(is_held & is_sent & is_inside)
+    for t, *is_right in zip(
+        replace(plan, table=plan.table[wrong]).transfers(),
+        is_held[wrong].tolist(),
+        is_sent[wrong].tolist(),
+        is_inside[wrong].tolist(),
+        strict=True,
+    ):
+        if not is_right[0]:
             yield ExchangeFault("holder", f"{_words(t)}: there are {plan.num_holders} holders")
-        elif t.source == t.destination:
+        elif not is_right[1]:
             yield ExchangeFault("holder", f"{_words(t)}: a holder sends nothing to itself")
-        if not 0 <= t.start < t.stop <= plan.size:
+        if not is_right[2]:
             yield ExchangeFault("range", f"{_words(t)}: the buffer has {plan.size} elements")
     if plan.num_chunks < 1:
         yield ExchangeFault("range", f"{plan.num_chunks} chunks; 1 is the least")
@@ -93,78 +107,98 @@ def _malformed(plan: ExchangePlan) -> Iterator[ExchangeFault]:
 
 
 def _sets(plan: ExchangePlan) -> Iterator[ExchangeFault]:
-    """Run the plan on sets, as bits of whole numbers."""
+    """Run the plan on sets, as bits of 64-bit words."""
     # Cut the buffer wherever any transfer or owner does.
-    edges = {0, plan.size, *(o.start for o in plan.owners)}
-    edges |= {edge for t in plan.transfers() for edge in (t.start, t.stop)}
-    cuts = sorted(edges)
-    num = len(cuts) - 1
-    all_holders = (1 << plan.num_holders) - 1
-    owner_of = _owner_of(cuts, plan.owners)
-    # At first every holder has its own contribution.
-    have = [[1 << holder] * num for holder in range(plan.num_holders)]
+    edges = [0, plan.size, *(o.start for o in plan.owners)]
+    cuts = np.unique(np.concatenate([np.array(edges), plan.table[:, 3:5].ravel()]))
+    owner_of = np.repeat(
+        [o.holder for o in plan.owners],
+        np.diff(np.searchsorted(cuts, [*(o.start for o in plan.owners), plan.size])),
+    )
+    holders, pieces = np.arange(plan.num_holders), np.arange(len(cuts) - 1)
+    # [holder, word]: the set of each holder alone.
+    alone = np.zeros((plan.num_holders, -(-plan.num_holders // 64)), np.uint64)
+    alone[holders, holders // 64] = np.uint64(1) << (holders % 64).astype(np.uint64)
+    all_holders = np.bitwise_or.reduce(alone, axis=0)
+    # [holder, piece, word]: at first every holder has its own contribution.
+    have = np.repeat(alone[:, None], len(pieces), axis=1)
     if plan.purpose == "all_gather":
         # An owner has what is to be known; the others have nothing.
-        have = [[0] * num for _ in range(plan.num_holders)]
-        for piece, owner in enumerate(owner_of):
-            have[owner][piece] = all_holders
+        have[:] = 0
+        have[owner_of, pieces] = all_holders
     # Transfers of a round read before any of them writes.
-    for _, transfers in groupby(plan.transfers(), key=lambda t: t.round):
-        arriving = []
-        for t in transfers:
-            pieces = range(bisect_left(cuts, t.start), bisect_left(cuts, t.stop))
-            arriving.append((t, pieces, [have[t.source][piece] for piece in pieces]))
-        yield from _clashes([t for t, _, _ in arriving])
-        # A sum must be of disjoint sets, a copy must add without losing.
-        for t, pieces, values in arriving:
-            own = have[t.destination]
-            for piece, value in zip(pieces, values, strict=True):
-                if t.reduces and own[piece] & value:
-                    yield ExchangeFault("twice", f"{_words(t)}: parts of it are added twice")
-                if not t.reduces and value & ~own[piece] == 0:
-                    yield ExchangeFault("twice", f"{_words(t)}: what it brings is there")
-                if not t.reduces and own[piece] & ~value:
-                    yield ExchangeFault("missing", f"{_words(t)}: it puts less in its place")
-                own[piece] = own[piece] | value if t.reduces else value
+    is_first = np.diff(plan.table[:, 0], prepend=-1) != 0
+    for table in np.split(plan.table, np.flatnonzero(is_first)[1:]):
+        yield from _clashes(table)
+        yield from _run(table, cuts, have)
     # At the end: everybody's contributions, for all who want them.
-    for piece in range(num):
-        for holder in range(plan.num_holders):
-            wanted = plan.purpose != "reduce_scatter" or owner_of[piece] == holder
-            if wanted and have[holder][piece] != all_holders:
-                yield ExchangeFault(
-                    "missing",
-                    f"holder {holder} ends without all of elements {cuts[piece]}:{cuts[piece + 1]}",
-                )
+    wanted = (owner_of == holders[:, None]) | (plan.purpose != "reduce_scatter")
+    missing = wanted & (have != all_holders).any(axis=2)
+    for piece, holder in np.argwhere(missing.T).tolist():
+        yield ExchangeFault(
+            "missing",
+            f"holder {holder} ends without all of elements {cuts[piece]}:{cuts[piece + 1]}",
+        )
 
 
-def _owner_of(cuts: Sequence[int], owners: Sequence[Owned]) -> list[int]:
-    # Both lists rise, so that one walk finds the owner of every piece.
-    found, at = [], 0
-    for start in cuts[:-1]:
-        while owners[at].stop <= start:
-            at += 1
-        found.append(owners[at].holder)
-    return found
+def _run(table: Ints, cuts: Ints, have: Sets) -> Iterator[ExchangeFault]:
+    """Run a round: a sum must be of disjoint sets, a copy must add without losing.
+
+    Args:
+        table: as a plan's, of one round.
+        cuts: [piece + 1], elements.
+        have: [holder, piece, word], which the round changes.
+    """
+    first, last = (np.searchsorted(cuts, table[:, i]) for i in (3, 4))
+    row, piece = pieces_of(first, last)
+    source, there = table[row, 1], table[row, 2]
+    reduces, values = table[row, 5] != 0, have[source, piece]
+    found: list[tuple[int, FaultKind, str]] = []
+    # Arrivals at one place come one after the other, so that each sees what those before it left.
+    for turn in _turns(there * (len(cuts) - 1) + piece):
+        place = there[turn], piece[turn]
+        own, value, adds = have[place], values[turn], reduces[turn]
+        lost, brought = (own & ~value).any(axis=1), (value & ~own).any(axis=1)
+        is_twice = adds & (own & value).any(axis=1)
+        found += [(i, "twice", "parts of it are added twice") for i in turn[is_twice].tolist()]
+        is_idle, is_less = ~adds & ~brought, ~adds & lost
+        found += [(i, "twice", "what it brings is there") for i in turn[is_idle].tolist()]
+        found += [(i, "missing", "it puts less in its place") for i in turn[is_less].tolist()]
+        have[place] = np.where(adds[:, None], own | value, value)
+    for i, kind, text in sorted(found):
+        yield ExchangeFault(kind, f"{_words(_transfer(table[row[i]]))}: {text}")
 
 
-def _clashes(transfers: Sequence[Transfer]) -> Iterator[ExchangeFault]:
-    """Find overlapping ranges that arrive at a holder in the same round, unless the ranges are
-    equal and all are added."""
-    for _, own in groupby(sorted(transfers, key=_arrival), key=lambda t: t.destination):
-        # Sorted by receiver and start: if any two ranges overlap, two neighbours do.
-        before: Transfer | None = None
-        for t in own:
-            if before is not None and t.start < before.stop:
-                is_one = (t.start, t.stop) == (before.start, before.stop)
-                if not (is_one and t.reduces and before.reduces):
-                    yield ExchangeFault("clash", f"{_words(t)} overlaps with {_words(before)}")
-                elif t.source == before.source:
-                    yield ExchangeFault("twice", f"{_words(t)}: it is sent twice")
-            before = t
+def _turns(places: Ints) -> Iterator[Ints]:
+    """Yield the indices of the first arrivals at all places, of the second ones, and so on."""
+    order = np.argsort(places, kind="stable")
+    is_first = np.diff(places[order], prepend=-1) != 0
+    starts = np.flatnonzero(is_first)
+    turn = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    by_turn = order[np.argsort(turn, kind="stable")]
+    yield from np.split(by_turn, np.cumsum(np.bincount(turn))[:-1])
 
 
-def _arrival(t: Transfer) -> tuple[int, int, int, int]:
-    return t.destination, t.start, t.stop, t.source
+def _clashes(table: Ints) -> Iterator[ExchangeFault]:
+    """Find overlapping ranges that arrive at a holder in one round, unless the ranges are equal and
+    all are added."""
+    # Sorted by receiver and start: if any two ranges overlap, two neighbours do.
+    table = table[np.lexsort(table[:, [1, 4, 3, 2]].T)]
+    before, after = table[:-1], table[1:]
+    overlap = (before[:, 2] == after[:, 2]) & (after[:, 3] < before[:, 4])
+    is_one = (before[:, 3:5] == after[:, 3:5]).all(axis=1) & (before[:, 5] & after[:, 5] != 0)
+    is_again = before[:, 1] == after[:, 1]
+    for i in np.flatnonzero(overlap & (~is_one | is_again)).tolist():
+        t = _transfer(after[i])
+        if is_one[i]:
+            yield ExchangeFault("twice", f"{_words(t)}: it is sent twice")
+        else:
+            other = _words(_transfer(before[i]))
+            yield ExchangeFault("clash", f"{_words(t)} overlaps with {other}")
+
+
+def _transfer(row: Ints) -> Transfer:
+    return Transfer._make((*row[:5].tolist(), bool(row[5])))
 
 
 def _words(t: Transfer) -> str:

@@ -78,8 +78,8 @@ class ExchangePlan:
 
     def transfers(self) -> Iterator[Transfer]:
         """Yield the transfers of one chunk."""
-        for row in self.table.tolist():
-            yield Transfer(row[0], row[1], row[2], row[3], row[4], bool(row[5]))
+        columns = self.table[:, :5].T.tolist()
+        return map(Transfer, *columns, (self.table[:, 5] != 0).tolist())
 
     def expanded(self) -> ExchangePlan:
         """Return the same plan with every chunk written out."""
@@ -88,13 +88,10 @@ class ExchangePlan:
         # Every edge of any range is a cut; [cut], elements.
         cuts = np.unique(self.table[:, 3:5])
         first, last = (np.searchsorted(cuts, self.table[:, i]) for i in (3, 4))
-        # One row for each piece between two cuts: `row` is its transfer, `piece` its place there.
-        row = np.repeat(np.arange(len(self.table)), last - first)
-        piece = np.arange(len(row)) - np.repeat(
-            np.cumsum(last - first) - (last - first), last - first
-        )
-        start = cuts[first[row] + piece]
-        width = cuts[first[row] + piece + 1] - start
+        # One row for each piece between two cuts, of the transfer `row`.
+        row, piece = pieces_of(first, last)
+        start = cuts[piece]
+        width = cuts[piece + 1] - start
         # Chunk c of every piece goes through the same rounds, c rounds later.
         parts = []
         for chunk in range(self.num_chunks):
@@ -126,6 +123,21 @@ class ExchangePlan:
         """Return [holder] -> number of elements sent."""
         width = self.table[:, 4] - self.table[:, 3]
         return np.bincount(self.table[:, 1], width, self.num_holders).astype(np.int64)
+
+
+def pieces_of(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Write ranges of pieces out.
+
+    Args:
+        first: [range], its first piece.
+        last: [range], the piece behind its last.
+
+    Returns:
+        [piece of a range]: the range, and the piece; ranges in order, each one's pieces in order.
+    """
+    num = last - first
+    row = np.repeat(np.arange(len(num)), num)
+    return row, np.arange(len(row)) + np.repeat(first - np.cumsum(num) + num, num)
 
 
 def _sorted(table: Ints) -> Ints:

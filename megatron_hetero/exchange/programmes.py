@@ -18,18 +18,25 @@ class HolderRound:
     receives: list[Transfer] = field(default_factory=list)
 
 
+class _Rounds(dict[int, HolderRound]):
+    """Rounds of a holder by number, each made where it is first asked for."""
+
+    def __missing__(self, number: int) -> HolderRound:
+        made = self[number] = HolderRound(number)
+        return made
+
+
 def programmes(plan: ExchangePlan) -> tuple[tuple[HolderRound, ...], ...]:
     """Return [holder] -> the holder's rounds, in order.
 
     Args:
         plan: one whose chunks are written out, or which has one.
     """
-    found: list[dict[int, HolderRound]] = [{} for _ in range(plan.num_holders)]
+    found = [_Rounds() for _ in range(plan.num_holders)]
     for transfer in plan.transfers():
         number = transfer.round
-        source, destination = found[transfer.source], found[transfer.destination]
-        source.setdefault(number, HolderRound(number)).sends.append(transfer)
-        destination.setdefault(number, HolderRound(number)).receives.append(transfer)
+        found[transfer.source][number].sends.append(transfer)
+        found[transfer.destination][number].receives.append(transfer)
     return tuple(tuple(own.values()) for own in found)
 
 

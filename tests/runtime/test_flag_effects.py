@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_hetero.flags.support.lookup import support_of
+from megatron_hetero.lab.verify.processes.floor import round_anew
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.runtime.job.local.launch import run_jobs
-from tests.runtime.flag_effects import EFFECTS, Effect
-from tests.runtime.flag_runs import Log, one_process_job, plan_and_one, read_log
+from tests.runtime.flag_effects import EFFECTS, YARN, Effect
+from tests.runtime.flag_runs import Log, SameStart, one_process_job, plan_and_one, read_log
 
 LOSS, NORM = 3e-6, 3e-3
 """The log prints seven digits of a loss and three of a norm's decimals."""
@@ -51,6 +53,25 @@ def test_a_flag_does_what_it_does_in_one_process(
     effect: Effect, folder: Path, tmp_path: Path
 ) -> None:
     shows(effect, folder, tmp_path)
+
+
+class _AnUlpApart(SameStart):
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        for chunk in super().post_wrap_hook(model):
+            round_anew(chunk)
+        return model
+
+
+@pytest.mark.slow
+def test_rounding_is_far_below_the_bound(tmp_path: Path) -> None:
+    """One process whose weights start a unit in the last place apart, under flags of which Adam
+    makes 4e-5 with Megatron's own epsilon."""
+    flags = (*YARN, "--yarn-beta-fast=8")
+    one = one_process_job(tmp_path / "one", flags)
+    apart = one_process_job(tmp_path / "apart", flags, start=_AnUlpApart())
+    run_jobs([one, apart], 120)
+    assert len(read_log(one).losses) == 3
+    assert read_log(apart).losses == pytest.approx(read_log(one).losses, rel=LOSS / 3)
 
 
 def test_many_flags_together(folder: Path, tmp_path: Path) -> None:

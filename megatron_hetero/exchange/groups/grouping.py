@@ -6,7 +6,7 @@ the members reduce among each other.  Each range leaves a member once, on its wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, batched
 from math import ceil
@@ -66,7 +66,7 @@ def grouped_plan(
     final = reduce_scatter(size, group, sums.append, owners)
     given = final.owned() if owners is None else tuple(owners)
     none = np.empty((0, 5), np.int64)
-    table = np.concatenate([none, *(rows for found in sums for rows in found.rows())])
+    table = np.concatenate([none, *(found.rows() for found in sums)])
     return plan_of(name, purpose, len(holders_of(group)), size, table, given)
 
 
@@ -87,11 +87,13 @@ class RangeSums:
     starts: Ints
     stops: Ints
 
-    def rows(self) -> Iterator[Ints]:
-        """Yield the transfers: [transfer, (round, source, destination, start, stop)]."""
-        for senders in self.senders:
-            rounds = np.full(len(senders), self.round)
-            yield np.stack([rounds, senders, self.receivers, self.starts, self.stops], axis=1)
+    def rows(self) -> Ints:
+        """Return the transfers: [transfer, (round, source, destination, start, stop)]."""
+        made = np.empty((*self.senders.shape, 5), np.int64)
+        columns = (self.round, self.senders, self.receivers, self.starts, self.stops)
+        for number, column in enumerate(columns):
+            made[..., number] = column
+        return made.reshape(-1, 5)
 
 
 @dataclass(frozen=True, eq=False)
