@@ -47,3 +47,27 @@ def test_an_error_in_json_is_alone_on_stdout() -> None:
     assert done.returncode == 3
     assert json.loads(done.stdout)["error"]["exit_code"] == 3
     assert "a line of the solver" in done.stderr
+
+
+RANK = """
+import logging, sys
+from pathlib import Path
+from megatron_hetero.cli.own_stdout import own_stdout
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
+from megatron_hetero.runtime.job.local.loading import preload
+
+with own_stdout(True):
+    preload()  # Megatron's log handler takes `sys.stdout` as it is now
+    run_jobs([LocalJob("job", 1, lambda rank: logging.info("a rank"), Path(sys.argv[1]))], 60)
+    print("{}")
+"""
+
+
+def test_a_rank_logs_into_its_own_file(tmp_path: Path) -> None:
+    """`verify --json` forks ranks; their log came before the JSON object."""
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
+    assert any("a rank" in log.read_text() for log in tmp_path.glob("*.log"))

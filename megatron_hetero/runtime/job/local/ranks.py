@@ -9,7 +9,9 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TextIO
 
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
@@ -45,11 +47,11 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent answers these as it likes
         signal.signal(number, signal.SIG_DFL)
     try:
-        # Descriptors 1 and 2, because libraries in C write to them past `sys.stdout`.
+        # Descriptors 1 and 2, because libraries in C write to them past `sys.stdout`; and those of
+        # the parent's streams, if others: Megatron's log handler keeps `sys.stdout` as it was.
         log = os.open(log_path(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        # The parent may have put something else in the place of its own.
+        for descriptor in {1, 2, *_descriptors(sys.stdout, sys.stderr)}:
+            os.dup2(log, descriptor)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         # A rank that hangs is asked for its stack (`_stacks`).
         unfinished.report_on_signal(signal.SIGUSR1)
@@ -75,6 +77,13 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _descriptors(*streams: TextIO) -> Iterator[int]:
+    """Yield the descriptors of the streams that have one."""
+    for stream in streams:
+        with suppress(AttributeError, OSError, ValueError):
+            yield stream.fileno()
 
 
 def rank_environment(
