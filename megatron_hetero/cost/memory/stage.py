@@ -208,7 +208,8 @@ def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
 
 def update_traffic_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
     """Sum the bytes that a device's optimizer step reads and writes, as Megatron-core 0.19 takes
-    it; a gradient that is clipped moves twice more, which is not counted.
+    it.  The scaling of gradients by `--clip-grad` is not counted: each is read and written once
+    more, at every step with Transformer Engine (`clip_grad_by_total_norm_fp32`).
 
     Args:
         memory: of the device.
