@@ -18,7 +18,7 @@ class HolderRound:
     receives: list[Transfer] = field(default_factory=list)
 
 
-class _Rounds(dict[int, HolderRound]):
+class _ByNumber(dict[int, HolderRound]):
     """Rounds of a holder by number, each made where it is first asked for."""
 
     def __missing__(self, number: int) -> HolderRound:
@@ -32,7 +32,7 @@ def programmes(plan: ExchangePlan) -> tuple[tuple[HolderRound, ...], ...]:
     Args:
         plan: one whose chunks are written out, or which has one.
     """
-    found = [_Rounds() for _ in range(plan.num_holders)]
+    found = [_ByNumber() for _ in range(plan.num_holders)]
     for transfer in plan.transfers():
         number = transfer.round
         found[transfer.source][number].sends.append(transfer)
