@@ -16,7 +16,8 @@ from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 
 MAX_ORDERS = 20_000
-"""Orders of nodes and amounts that are tried; beyond the limit, every node gives all GPUs."""
+"""Orders of nodes and amounts that are tried.  Beyond the limit every node gives all GPUs, and
+where the orders of whole nodes are too many as well, nodes of a kind come one after the other."""
 _MAX_KINDS = 4
 """Kinds of nodes whose orders are all looked at where there are too many of the nodes'."""
 _MAX_ORDERED_KINDS = 6
@@ -51,13 +52,17 @@ def stock_ranks(
     is_complete = True
     for width in sorted({w for kind in kinds for w in kind.widths}):
         givers = [kind for kind in kinds if width in kind.widths]
-        # Too many orders: whole nodes only, and the answer is not known to be complete.
-        if _num_orders(givers, width) > (MAX_ORDERS if max_orders is None else max_orders):
-            is_complete = False
-            orders: Iterator[_Order] = _whole_orders(givers, width)
-        else:
-            most = [kind.num_gpus // width for kind in givers]
+        most = [kind.num_gpus // width for kind in givers]
+        limit = MAX_ORDERS if max_orders is None else max_orders
+        if _num_orders(givers, most) <= limit:
             orders = _orders(givers, [list(range(1, n + 1)) for n in most])
+        else:
+            # Whole nodes only, and the answer is not known to be complete.
+            is_complete = False
+            if _num_orders(givers, [1] * len(givers)) <= limit:
+                orders = _orders(givers, [[n] for n in most])
+            else:
+                orders = _whole_orders(givers, width)
         # One object for each group, however many orders it is in.
         of_nodes = {
             (id(kind), index): equal_units(problem, node, width)
@@ -111,11 +116,16 @@ _Order = tuple[tuple[Kind, int, int], ...]
 """Nodes in order, each as kind, index of the node in the kind, and number of groups taken."""
 
 
-def _num_orders(kinds: Sequence[Kind], width: int) -> int:
-    """Bound the number of orders from above, by all sequences of the choices that nodes have."""
+def _num_orders(kinds: Sequence[Kind], amounts: Sequence[int]) -> int:
+    """Bound the number of orders from above, by all sequences of the choices that nodes have.
+
+    Args:
+        kinds: of nodes.
+        amounts: how many amounts a node of each kind may give.
+    """
     num_nodes = sum(len(kind.nodes) for kind in kinds)
     num_orders, total = 1, 1
-    choices = sum(max(1, kind.num_gpus // width) for kind in kinds)
+    choices = sum(amounts)
     for _ in range(num_nodes):
         num_orders *= choices
         total += num_orders

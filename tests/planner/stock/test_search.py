@@ -267,3 +267,18 @@ def test_divisions_that_wait_alike_do_not_take_all_simulations() -> None:
     # Grids of other numbers of replicas or stages were simulated as well, and one of them won.
     assert found.others
     assert len(found.plan.replicas) != 4
+
+
+def test_few_whole_nodes_come_in_every_order() -> None:
+    """Tied embeddings want both ends of a pipeline on one site, the other site between them."""
+    folder = Path(__file__).parents[3] / "examples" / "two-sites"
+    problem = make_problem(
+        load_cluster(folder / "cluster.yaml"), load_workload(folder / "gpt-2.7b.flags")
+    )
+    found = best_stock_plan(problem, limits_beside_a_plan(len(problem.cluster.devices)))
+    assert found is not None
+    (sites, *_) = [
+        [problem.cluster.node_by_name[stage.devices[0].split(":")[0]].site for stage in r.stages]
+        for r in found.plan.replicas
+    ]
+    assert sites[0] == sites[-1] != sites[len(sites) // 2]
