@@ -256,10 +256,10 @@ def test_tables_of_another_kind_are_an_error_of_the_caller() -> None:
 
 
 def random_ring(rng: Random, num_paths: int) -> tail._Ring:
-    ring = tail._Ring(2 * rng.random(), rng.choice((1, 2, 8)))
+    ring = array("d", [2 * rng.random(), rng.choice((1, 2, 8))])
     for kind in sorted(rng.choices(range(3), k=rng.randint(0, 12))):
         way = rng.randrange(num_paths), rng.randint(1, 4), seconds(rng) + 1e-9, seconds(rng)
-        ring.ways.append((kind, *way))
+        ring.extend((kind, *way))
     return ring
 
 
@@ -271,8 +271,7 @@ def test_the_busiest_path_takes_the_same_bits(seed: int) -> None:
         num_paths = rng.randint(1, 9)
         rings = [random_ring(rng, num_paths) for _ in range(rng.randint(0, 9))]
         loads = [(ring, 1e6 * rng.random()) for ring in rings]
-        flat = [(ring.flat, num_bytes) for ring, num_bytes in loads]
-        assert KERNELS.busiest_path(flat, num_paths) == tail._busiest_s(loads)
+        assert KERNELS.busiest_path(loads, num_paths) == tail._busiest_s(loads)
 
 
 def test_a_ring_of_another_form_is_an_error_of_the_caller() -> None:

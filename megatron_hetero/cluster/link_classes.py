@@ -25,7 +25,7 @@ class LinkClasses:
 
     links: tuple[Link, ...]
     bytes_per_s: npt.NDArray[np.float64]
-    of_pairs: npt.NDArray[np.int64]
+    of_pairs: npt.NDArray[np.int32]
     node_number: Mapping[str, int]
 
 
@@ -44,7 +44,7 @@ def classify_links(
     links = tuple(dict.fromkeys([*summary.usual.values(), *summary.others.values(), *inner]))
     number = {link: i for i, link in enumerate(links)}
     # [site, site] -> class of the usual link.
-    of_sites = np.zeros((len(site_places), len(site_places)), np.int64)
+    of_sites = np.zeros((len(site_places), len(site_places)), np.int32)
     for (here, there), link in summary.usual.items():
         of_sites[site_places[here], site_places[there]] = number[link]
     # [node] -> its site; indexing by it twice gives [node, node].

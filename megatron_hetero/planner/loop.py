@@ -110,12 +110,19 @@ class Loop:
         known."""
         # Without anything that fits there is no step to compare with, and all work is free.
         most_s, part = slack * self.known_s, 1 if self.known_s == inf else PART
-        found = (self.rungs.sized(structure) for structure in structures)
-        estimated = sorted(self.rungs.estimated(one) for one in found if one is not None)
+        work = self.own_work // part
+        # In the largest clusters the completions alone may take all of it.
+        end, found = self.rungs.done + work, []
+        for structure in structures:
+            one = self.rungs.sized(structure)
+            found += [] if one is None else [one]
+            if self.rungs.done > end:
+                break
+        estimated = sorted(map(self.rungs.estimated, found))
         nodes = [node for node in estimated[: self.limits.num_starts] if node.time_s < most_s]
         self.seen.update([self.rungs.image(node.found.structure) for node in nodes])
         heapify(nodes)
-        self.max_work = self.rungs.done + self.own_work // part
+        self.max_work = self.rungs.done + work
         self.descend(Descent(nodes), self.max_work)
 
     def descend(self, descent: Descent, limit: int) -> None:

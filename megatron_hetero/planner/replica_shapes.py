@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 from itertools import combinations, pairwise, starmap
@@ -50,11 +51,10 @@ class Likeness:
         return self.cluster.link_classes.node_number
 
     @cached_property
-    def _link_classes(self) -> list[list[int]]:
-        """Return the class of the link from each node to each other, as lists, which are quicker
-        than arrays to look up in."""
-        classes: list[list[int]] = self.cluster.link_classes.of_pairs.tolist()
-        return classes
+    def _link_classes(self) -> list[array[int]]:
+        """Return the class of the link from each node to each other, in rows of Python's own
+        arrays: quicker to look up in than those of numpy, and half as large as lists."""
+        return [array("i", row.tolist()) for row in self.cluster.link_classes.of_pairs]
 
 
 class ReplicaShapes:

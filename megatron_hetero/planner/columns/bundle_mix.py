@@ -17,6 +17,7 @@ from megatron_hetero.planner.columns.equal_copies import (
     soonest_of_one_kind,
     soonest_of_several_kinds,
 )
+from megatron_hetero.planner.columns.equal_shapes import MAX_LIKELY
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pool_nodes import PoolNodes
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
@@ -75,7 +76,8 @@ class PoolBundles(PoolNodes):
                 for shape in plain_shapes(table, pricer, self.capacity):
                     if shape not in self.bundles:
                         self.bundles[shape] = self.bundle(shape)
-                for shape, bundle in soonest_of_several_kinds(self, pricer):
+                likely = self._part_of(MAX_LIKELY)
+                for shape, bundle in soonest_of_several_kinds(self, pricer, likely):
                     self.bundles.setdefault(shape, bundle)
                 self.of_one_kind += soonest_of_one_kind(self, pricer)
 

@@ -52,13 +52,13 @@ def soonest_of_one_kind(nodes: PoolNodes, pricer: BundlePricer) -> list[Bundle]:
 
 
 def soonest_of_several_kinds(
-    nodes: PoolNodes, pricer: BundlePricer
+    nodes: PoolNodes, pricer: BundlePricer, num_likely: int
 ) -> Iterator[tuple[BundleShape, Bundle]]:
     """Yield the bundles of several kinds of which equal copies end soonest: a few of each number
-    of micro-batches, which stands for the number of replicas."""
+    of micro-batches, which stands for the number of replicas; `num_likely` as of `equal_shapes`."""
     number = nodes.table.problem.num_micro_batches
     ranked: list[tuple[float, int, int, BundleShape, Bundle]] = []
-    for index, shape in enumerate(equal_shapes(nodes.table, pricer, nodes.capacity)):
+    for index, shape in enumerate(equal_shapes(nodes.table, pricer, nodes.capacity, num_likely)):
         bundle = nodes.bundle(shape)
         if bundle is not None:
             _, share = equal_copies(nodes, shape, number)

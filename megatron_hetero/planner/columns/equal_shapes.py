@@ -26,7 +26,7 @@ _MAX_KINDS = 3
 """Kinds in one bundle, of the fastest ones and one more."""
 _MAX_NUMBERS = 60_000
 """Numbers of blocks of each kind, times ways: more kinds or cuts have fewer blocks."""
-_MAX_LIKELY = 192
+MAX_LIKELY = 192
 """Numbers and ways whose orders are made, the soonest by an estimate."""
 _MAX_ORDERS = 3
 """Orders of each: those that hold most within so many periods, from the shortest possible on."""
@@ -36,13 +36,17 @@ _NOTHING = -(1 << 40)
 
 
 def equal_shapes(
-    table: StageTable, pricer: BundlePricer, capacity: Mapping[int, int]
+    table: StageTable,
+    pricer: BundlePricer,
+    capacity: Mapping[int, int],
+    num_likely: int = MAX_LIKELY,
 ) -> list[BundleShape]:
     """Return bundles of two kinds or more of which as many copies as there is room for end soon,
     the soonest first by an estimate.
 
     Args:
         capacity: nodes of each kind.
+        num_likely: numbers and ways whose orders are made, the soonest by an estimate.
     """
     speed = {
         kind: capacity[kind]
@@ -54,7 +58,7 @@ def equal_shapes(
     found: list[tuple[float, BundleShape]] = []
     for of in combinations(sorted(kinds), min(len(kinds), _MAX_KINDS)):
         if len(of) > 1:
-            found += _Orders(table, pricer, of, capacity).shapes()
+            found += _Orders(table, pricer, of, capacity, num_likely).shapes()
     # Of equally soon ones those with the first blocks, by their words, each written once.
     words = {block: repr(block) for block in pricer.blocks}
 
@@ -105,8 +109,9 @@ class _Orders:
         pricer: BundlePricer,
         kinds: Sequence[int],
         capacity: Mapping[int, int],
+        num_likely: int,
     ) -> None:
-        self.table, self.pricer = table, pricer
+        self.table, self.pricer, self.num_likely = table, pricer, num_likely
         self.menu = pricer.menu
         # Of each kind the blocks of one width (and a rest), in all combinations: [way, kind].
         plain = [
@@ -144,9 +149,9 @@ class _Orders:
             for kind in range(num_kinds):
                 # Closed by a block that also holds the embedding, or open for blocks before it.
                 closed = self._extended(levels[-1], level, kind, first=True)
-                most_s = ranked[-1].seconds if len(ranked) == _MAX_LIKELY else np.inf
+                most_s = ranked[-1].seconds if len(ranked) == self.num_likely else np.inf
                 ranked += self._likely(level.numbers, closed, (size, kind), most_s)
-                ranked = sorted(ranked)[:_MAX_LIKELY]
+                ranked = sorted(ranked)[:self.num_likely]
                 open_ = self._extended(levels[-1], level, kind, first=False)
                 better = open_ > worth
                 worth, by = np.where(better, open_, worth), np.where(better, np.int8(kind), by)
@@ -246,7 +251,7 @@ class _Orders:
         seconds[np.count_nonzero(numbers, axis=1) < 2] = np.inf
         size, first = closed
         sooner = np.flatnonzero(seconds < most_s)
-        order = sooner[np.argsort(seconds.flat[sooner], kind="stable")][:_MAX_LIKELY]
+        order = sooner[np.argsort(seconds.flat[sooner], kind="stable")][:self.num_likely]
         for row, way in zip(*np.unravel_index(order, seconds.shape), strict=True):
             at = int(row), int(way)
             yield _Likely(float(seconds[at]), size, *at, first, int(period[at]))

@@ -10,8 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, batched, chain
 
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.parameters import further_params, layer_params
@@ -27,23 +26,12 @@ _INSIDE, _BETWEEN, _LINE = range(3)
 """Kinds of ways: a path inside a node; one between two nodes; a line that paths share."""
 
 
-class _Ring:
-    """A ring of holders: what of its bytes each of its ways carries, and among how many GPUs they
-    are divided inside a node.
-
-    `ways`: kind, number of the path or line, how often it is taken, and of a path the seconds a
-    byte and those of all latencies, of a line its bytes a second.
-    """
-
-    def __init__(self, factor: float, width: int) -> None:
-        self.factor, self.width = factor, width
-        self.ways: list[tuple[int, int, int, float, float]] = []
-
-    @cached_property
-    def flat(self) -> array[float]:
-        """All of it in a row, for the compiled loop."""
-        numbers = [number for way in self.ways for number in way]
-        return array("d", [self.factor, self.width, *numbers])
+_Ring = array[float]
+"""A ring of holders in a row, as the compiled loop reads it: what it carries of its bytes, among
+how many GPUs they are divided inside a node, then `_NUM_WAY` numbers for each of its ways: kind,
+number of the path or line, how often it is taken, and of a path the seconds a byte and those of all
+latencies, of a line its bytes a second and zero."""
+_NUM_WAY = 5
 
 
 class Tails:
@@ -122,8 +110,7 @@ class Tails:
                 stages[kind] += 1
         # The compiled loop does the same operations in the same order.
         if KERNELS is not None:
-            flat = [(ring.flat, num_bytes) for ring, num_bytes in loads]
-            return KERNELS.busiest_path(flat, len(self._paths))
+            return KERNELS.busiest_path(loads, len(self._paths))
         return _busiest_s(loads)
 
     def _numbered(self, own: Chain) -> tuple[Chain, tuple[int, ...]]:
@@ -151,9 +138,9 @@ class Tails:
         number = on_node.total()
         # Around a ring each path carries 2 (n - 1) / n of the bytes.
         factor = 2 * max(number - 1, 0) / max(number, 1)
-        ring = _Ring(factor, min([unit.width for unit in units]))
-        between: list[tuple[int, int, int, float, float]] = []
-        lines: list[tuple[int, int, int, float, float]] = []
+        ring = array("d", [factor, min([unit.width for unit in units])])
+        between: list[float] = []
+        lines: list[float] = []
         nodes = sorted(on_node, key=self.place.__getitem__) if number > 1 else []
         latencies = 2 * (number - 1)
         for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True):
@@ -161,15 +148,15 @@ class Tails:
             inside = on_node[a] - (a != b)
             if inside:
                 per_byte, latency_s = self._edge(a, a)
-                way = self._path(a, a), inside, per_byte, latencies * latency_s
-                ring.ways.append((_INSIDE, *way))
+                ring.extend((_INSIDE, self._path(a, a), inside, per_byte, latencies * latency_s))
             if a == b:
                 continue
             per_byte, latency_s = self._edge(a, b)
-            between.append((_BETWEEN, self._path(a, b), 1, per_byte, latencies * latency_s))
+            between += (_BETWEEN, self._path(a, b), 1, per_byte, latencies * latency_s)
             for line in self.lines(a, b) if self.has_lines else ():
-                lines.append((_LINE, self._path(line.name), 1, line.bytes_per_s, 0.0))
-        ring.ways += between + lines
+                lines += (_LINE, self._path(line.name), 1, line.bytes_per_s, 0.0)
+        ring.extend(between)
+        ring.extend(lines)
         return ring
 
     def _path(self, *name: str) -> int:
@@ -187,12 +174,13 @@ class Tails:
 def _busiest_s(loads: Sequence[tuple[_Ring, float]]) -> float:
     """Return the seconds of the busiest path, or line that paths share, under exchanges around
     rings, each of so many bytes."""
-    seconds: dict[int, float] = {}
+    seconds: dict[float, float] = {}
     for ring, num_bytes in loads:
-        part = ring.factor * num_bytes
+        factor, width, *ways = ring
+        part = factor * num_bytes
         # Inside a node each GPU of the narrowest group carries its part.
-        parts = part / ring.width
-        for kind, path, times, rate, latency_s in ring.ways:
+        parts = part / width
+        for kind, path, times, rate, latency_s in batched(ways, _NUM_WAY):
             if kind == _INSIDE:
                 taken_s = times * (parts * rate + latency_s)
             elif kind == _BETWEEN:

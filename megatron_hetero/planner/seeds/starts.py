@@ -10,7 +10,7 @@ from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.like_groups import lengthwise
-from megatron_hetero.planner.problem import Chain, chains_of
+from megatron_hetero.planner.problem import Chain, Unit, chains_of
 from megatron_hetero.planner.shapes.crowding import busiest_s
 from megatron_hetero.rounding import ranked
 
@@ -39,8 +39,12 @@ def promising(
     """
     # Structures of the board, with their price; without memory it is unknown.
     structures: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
+    units: dict[Unit, Unit] = {}  # One object for each group, which remembers what it is asked.
     for candidate in (*board.ranking_of_all, *board.out_of_memory.fastest):
-        structure = tuple(chains_of(candidate.placement))
+        structure = tuple(
+            tuple([units.setdefault(unit, unit) for unit in chain])
+            for chain in chains_of(candidate.placement)
+        )
         priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
         structures.setdefault(image(structure), (structure, priced_s))
     measured: list[tuple[tuple[float, float, float], Hashable, Completion]] = []

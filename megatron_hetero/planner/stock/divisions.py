@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hetero.planner.stock.limits import FEW_DIVISIONS
-from megatron_hetero.rounding import at_most
+from megatron_hetero.rounding import at_most, below
 
 Divisions = NDArray[np.int64]
 """Layers of each virtual stage, shape [division, virtual stage]."""
@@ -143,6 +143,33 @@ def moves(division: Sequence[int]) -> Iterator[tuple[int, ...]]:
             moved[giver] -= 1
             moved[taker] += 1
             yield tuple(moved)
+
+
+def climbed(
+    division: NDArray[np.int64],
+    start_s: float,
+    bounds_s: Callable[[Divisions], NDArray[np.float64]],
+) -> tuple[NDArray[np.int64], float]:
+    """Move layers from chunk to chunk while that lowers the bound, always by the best of all moves.
+
+    Args:
+        division: of the layers of an interleaved case.
+        start_s: its bound.
+        bounds_s: gives the bounds of several divisions.
+
+    Returns:
+        The last division, and its bound.
+    """
+    while True:
+        moved = np.array(list(moves(division.tolist())), dtype=np.int64)
+        if not len(moved):
+            return division, start_s
+        found_s = bounds_s(moved)
+        best = int(np.argmin(found_s))
+        if not below(float(found_s[best]), start_s):
+            return division, start_s
+        division, start_s = moved[best], float(found_s[best])
+
 
 
 def shortest_s(

@@ -116,3 +116,32 @@ def _sizes(problem: Problem, batch: int) -> Sequence[int]:
     if is_held or size_changes_objective(problem.workload):
         return (problem.workload.training.micro_batch_size,)
     return _divisors(batch)
+
+
+def numbers_of_chunks(
+    problem: Problem, grid: StockGrid, form: GroupForm, most: int
+) -> tuple[int, ...]:
+    """Return into how many chunks each stage of a grid may be cut; none where a replica has no
+    whole micro-batches.
+
+    Stages in several chunks are interleaved as Megatron demands of micro-batches and layers.
+    Recompute by blocks is not for them, and all or nothing not for others.
+
+    Args:
+        problem: whose batch and layers are divided.
+        grid: of ranks.
+        form: of its groups.
+        most: the largest number of chunks.
+    """
+    num_stages, recompute = grid.num_stages, form.settings.recompute
+    batch = problem.workload.training.global_batch_size
+    number, rest = divmod(batch // grid.num_replicas, form.settings.micro_batch_size)
+    if rest:
+        return ()
+    # Every chunk has a layer.
+    most = min(most, problem.num_layers // num_stages)
+    is_interleaved = recompute != "as needed" and num_stages > 1 and number % num_stages == 0
+    return (
+        *((1,) if most and recompute in ("as needed", "selective") else ()),
+        *(range(2, most + 1) if is_interleaved else ()),
+    )

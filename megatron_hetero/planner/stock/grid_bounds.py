@@ -74,8 +74,8 @@ class _Grids:
 _Place = tuple[int, bool, bool, float, float]
 """Kind of GPU, whether it is the first stage and the last, and how many GPUs hold the states of a
 layer and of a tied embedding."""
-Paces = Sequence[tuple[StockGrid, float]]
-"""Grids and bounds in seconds."""
+Paces = tuple[Sequence[StockGrid], NDArray[np.float64]]
+"""Grids, and the bound of each in seconds."""
 
 
 class GridBounds:
@@ -97,11 +97,10 @@ class GridBounds:
         more, as if memory had no end."""
         table = self._table(ranks, form)
         if not table.grids:
-            return []
+            return (), np.zeros(0)
         each_s = self._layers_s(table, form)
         given = table.zero_s, each_s, self._problem.num_layers, num_chunks
-        step_s = shortest_s(*given, table.starts)
-        return list(zip(table.grids, step_s.tolist(), strict=True))
+        return table.grids, shortest_s(*given, table.starts)
 
     def fitting_s(self, grid: StockGrid, form: GroupForm, num_chunks: int = 1) -> float:
         """Return the bound of `paces_s` with the layers that fit; infinite where there are too few.

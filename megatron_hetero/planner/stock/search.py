@@ -28,6 +28,7 @@ from itertools import count
 from math import isfinite
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.choices import dispatchers, expert_groups
@@ -36,16 +37,24 @@ from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.mixture import in_one_precision
 from megatron_hetero.planner.stock.best import StockBest, StockResult
 from megatron_hetero.planner.stock.case import StockCase
-from megatron_hetero.planner.stock.divisions import Divisions, divisions_in_time, moves
-from megatron_hetero.planner.stock.forms import forms, kinds_of_recompute
+from megatron_hetero.planner.stock.divisions import Divisions, climbed, divisions_in_time
+from megatron_hetero.planner.stock.forms import forms, kinds_of_recompute, numbers_of_chunks
 from megatron_hetero.planner.stock.grid_bounds import GridBounds
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
-from megatron_hetero.planner.stock.items import FormItem, GridItem, Item, LaidItem, ReadyItem
+from megatron_hetero.planner.stock.items import (
+    FormItem,
+    FormsItem,
+    GridItem,
+    GridsItem,
+    Item,
+    LaidItem,
+    ReadyItem,
+    in_order,
+)
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
 from megatron_hetero.planner.stock.orders import stock_ranks
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
-from megatron_hetero.rounding import below
 
 _BATCH = 4096
 _MOST_CLIMBED = 0.93
@@ -87,7 +96,7 @@ class _StockSearch:
         self._dispatchers = dispatchers(problem.costs)
         self._best = StockBest(problem, limits)
         self._num_grids = self._num_made = self._num_bounded = self._num_climbs = 0
-        self._num_cases = [0, 0]  # of one chunk a stage, and of several
+        self._num_cases = [0, 0]  # Of one chunk a stage, and of several.
         # By what a step likely takes: its bound, until simulations of a case tell more.
         self._dropped: list[tuple[float, int, float, Item]] = []
         self._queue: list[tuple[float, int, float, Item]] = []
@@ -99,9 +108,14 @@ class _StockSearch:
         """Look at what is likely the fastest, until no bound is below the best step."""
         # Forms first: their bound holds on every grid of the ranks.
         recomputes = kinds_of_recompute(self._problem)
+        of_sizes: dict[tuple[int, int], list[GroupForm]] = {}
         for ranks in self._ranks:
-            for form in forms(self._problem, ranks, recomputes):
-                self._push(self._rates.dealt_pace_s(ranks, form), (ranks, form))
+            # Of equally many GPUs the forms are the same.
+            size = ranks.width, len(ranks.units)
+            own = of_sizes.get(size) or list(forms(self._problem, ranks, recomputes))
+            of_sizes[size] = own
+            bounds_s = np.array([self._rates.dealt_pace_s(ranks, form) for form in own])
+            self._push_in_turn(FormsItem(*in_order(bounds_s), ranks, own))
         self._look_at_all()
         while self._dropped and not self._best.found_any:
             # Nothing fits of what was looked at: on to the forms and grids that were left.
@@ -128,7 +142,8 @@ class _StockSearch:
             # nothing fits.
             if self._has_enough(item):
                 self._is_exact = False
-                self._dropped.append((likely_s, number, bound_s, item))
+                if not self._best.found_any:
+                    self._dropped.append((likely_s, number, bound_s, item))
             else:
                 self._look_at(item)
 
@@ -164,40 +179,44 @@ class _StockSearch:
                 self._price(item)
             case GridItem():
                 self._make_cases(item)
-            case LaidItem(fits=False):
-                # Memory first: where it decides, no link need be looked at.
-                bound_s = self._bounds.fitting_s(item.grid, item.form, item.chunks[0])
-                self._push(bound_s, replace(item, fits=True))
             case LaidItem():
                 self._make_grid(item)
+            case GridsItem():
+                self._push_in_turn(item.following())
+                self._fit(item.grids[item.next], item.form)
             case FormItem():
                 self._lay(item.ranks, item.form)
-            case (ranks, form):
-                # Experts as they lie, and each way to deal them out.
-                num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
-                for groups in (None, *expert_groups(costs, ranks.width, num_gpus)):
-                    own = replace(form, settings=replace(form.settings, expert_groups=groups))
-                    self._push(self._rates.pace_s(ranks, own), FormItem(ranks, own))
+            case FormsItem():
+                self._push_in_turn(item.following())
+                self._deal(item.ranks, item.forms[item.next])
+
+    def _deal(self, ranks: StockRanks, form: GroupForm) -> None:
+        """Bound a form with experts as they lie, and with each way to deal them out."""
+        num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
+        for groups in (None, *expert_groups(costs, ranks.width, num_gpus)):
+            own = replace(form, settings=replace(form.settings, expert_groups=groups))
+            self._push(self._rates.pace_s(ranks, own), FormItem(ranks, own))
 
     def _lay(self, ranks: StockRanks, form: GroupForm) -> None:
         """Bound a form on each of its grids."""
-        batch = self._problem.workload.training.global_batch_size
-        may_be_whole = form.settings.recompute in ("as needed", "selective")
-        for grid, bound_s in self._bounds.paces_s(ranks, form, 1 if may_be_whole else 2):
-            # Each replica has whole micro-batches.
-            number, rest = divmod(batch // grid.num_replicas, form.settings.micro_batch_size)
-            if rest or not self._best.may_win(bound_s):
-                continue
-            chunks = tuple(
-                chunks
-                for chunks in range(1, self._limits.most_chunks + 1)
-                if self._can_interleave(grid, form, chunks, number)
-            )
-            # Like grids differ only in the names of their nodes.
-            key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
-            if chunks and key not in self._seen:
-                self._seen.add(key)
-                self._push(bound_s, LaidItem(grid, form, chunks))
+        least_chunks = 1 if form.settings.recompute in ("as needed", "selective") else 2
+        grids, bounds_s = self._bounds.paces_s(ranks, form, least_chunks)
+        self._push_in_turn(GridsItem(*in_order(bounds_s), form, grids))
+
+    def _push_in_turn(self, item: FormsItem | GridsItem) -> None:
+        """Put what is left of several in the queue, if anything is."""
+        if item.place < len(item.order):
+            self._push(float(item.bounds_s[item.place]), item)
+
+    def _fit(self, grid: StockGrid, form: GroupForm) -> None:
+        """Bound a grid with the memory of its GPUs, which may decide before any link does."""
+        chunks = numbers_of_chunks(self._problem, grid, form, self._limits.most_chunks)
+        # Like grids differ only in the names of their nodes.
+        key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
+        if chunks and key not in self._seen:
+            self._seen.add(key)
+            bound_s = self._bounds.fitting_s(grid, form, chunks[0])
+            self._push(bound_s, LaidItem(grid, form, chunks))
 
     def _make_grid(self, item: LaidItem) -> None:
         """Bound a grid with the links of its stages, under each dispatcher that may be best."""
@@ -206,18 +225,6 @@ class _StockSearch:
             made = StockCase(self._problem, item.grid, own, self._prices)
             self._num_grids += 1
             self._push(made.quick_s(item.chunks[-1]), GridItem(made, item.chunks))
-
-    def _can_interleave(self, grid: StockGrid, form: GroupForm, chunks: int, number: int) -> bool:
-        """Check as Megatron demands of micro-batches and layers; recompute by blocks is not for
-        interleaved stages, and all or nothing not for others."""
-        num_stages = grid.num_stages
-        # Every chunk has a layer.
-        if num_stages * chunks > self._problem.num_layers:
-            return False
-        if chunks == 1:
-            return form.settings.recompute in ("as needed", "selective")
-        is_plain = form.settings.recompute != "as needed"
-        return is_plain and num_stages > 1 and number % num_stages == 0
 
     def _make_cases(self, item: GridItem) -> None:
         self._num_made += 1
@@ -251,7 +258,7 @@ class _StockSearch:
         self, case: StockCase, divisions: Divisions, is_quick: bool
     ) -> ReadyItem | None:
         """Bound divisions and put them in the queue; None where none fits."""
-        batches = [divisions[b : b + _BATCH] for b in range(0, len(divisions), _BATCH)]
+        batches = (divisions[b : b + _BATCH] for b in range(0, len(divisions), _BATCH))
         bounds_s = np.concatenate([case.least_times_s(own, is_quick) for own in batches])
         # Lowest bound first, as `ReadyItem` has them.
         order = np.argsort(bounds_s, kind="stable")
@@ -270,20 +277,14 @@ class _StockSearch:
         if self._num_climbs >= self._limits.num_climbs:
             return
         self._num_climbs += 1
-        own_s = start_s
-        while True:
-            # A layer moved from one chunk to another, all such moves bounded at once.
-            moved = np.array(list(moves(division.tolist())), dtype=np.int64)
-            if not len(moved):
-                break
-            bounds_s = case.least_times_s(moved, is_quick=True)
-            self._num_bounded += len(moved)
-            best = int(np.argmin(bounds_s))
-            if not below(float(bounds_s[best]), own_s):
-                break
-            division, own_s = moved[best], float(bounds_s[best])
-        if below(own_s, start_s):
-            self._push(own_s, ReadyItem(case, division[None], np.array([own_s]), is_quick=True))
+
+        def bounds_s(divisions: Divisions) -> NDArray[np.float64]:
+            self._num_bounded += len(divisions)
+            return case.least_times_s(divisions, is_quick=True)
+
+        best, best_s = climbed(division, start_s, bounds_s)
+        if best_s < start_s:
+            self._push(best_s, ReadyItem(case, best[None], np.array([best_s]), is_quick=True))
 
     def _next_division(self, item: ReadyItem) -> None:
         """Simulate the division with the lowest bound; the next one may follow."""

@@ -111,7 +111,9 @@ def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -
         "form": rates.pace_s(ranks, form),
         "grid": next(
             bound_s
-            for grid, bound_s in GridBounds(problem, rates).paces_s(ranks, form, case.num_chunks)
+            for grid, bound_s in zip(
+                *GridBounds(problem, rates).paces_s(ranks, form, case.num_chunks), strict=True
+            )
             if grid.shape == case.grid.shape
         ),
         "fitting": GridBounds(problem, rates).fitting_s(case.grid, form, case.num_chunks),
