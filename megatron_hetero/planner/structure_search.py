@@ -23,8 +23,9 @@ from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.loop import MAX_ESTIMATED, PART, Descent, Loop, SearchLimits
+from megatron_hetero.planner.moves.neighbours import newly_divided
 from megatron_hetero.planner.moves.unlike_groups import in_unlike_parts, joined
-from megatron_hetero.planner.problem import chains_of, layers_of
+from megatron_hetero.planner.problem import chains_of, divides, layers_of
 from megatron_hetero.planner.seeds.divided import divided_structures
 from megatron_hetero.planner.seeds.starts import promising
 
@@ -137,6 +138,16 @@ class Phases:
         most = MAX_ESTIMATED if self.loop.known_s == inf else _FEW_DIVIDED
         divided = divided_structures(self.problem, self.loop.known_s, most)
         self.loop.go_on_from(chain(divided, in_unlike_parts(self.problem)))
+        if not self.problem.divides_sequences:
+            return
+        # Grids divide all stages; the fastest structures may gain by a single one.
+        shape, heap = self.rungs.completer.shape, list[Climber]()
+        self.loop.max_work = self.rungs.done + self.loop.own_work // PART
+        for node in self.loop.fastest[:_NUM_JOINED]:
+            structure = node.found.structure
+            if not divides(structure):
+                self.loop.expand(node, newly_divided(self.problem, structure, shape), heap)
+        self.loop.descend(Descent(heap), self.loop.max_work)
 
     def join(self) -> None:
         """Go on from structures with groups of unlike shares, made of the fastest; where nothing

@@ -66,9 +66,24 @@ def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator
             yield moved
 
 
-def _moved(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
+def newly_divided(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
+    """Yield structures with a stage that divides sequences, one move away from one without; may
+    repeat."""
+    counts = problem.replica_counts()
+    for moved in _moved(problem, structure, shape, divided=True):
+        if (
+            divides(moved)
+            and len(moved) in counts
+            and all(problem.chain_is_allowed(chain) for chain in moved)
+        ):
+            yield moved
+
+
+def _moved(
+    problem: Problem, structure: Structure, shape: Shape, *, divided: bool = False
+) -> Iterator[Structure]:
     of_one, of_two, with_idle = IN_ONE, IN_TWO, WITH_IDLE
-    if divides(structure):
+    if divided or divides(structure):
         more = DIVIDED
         of_one, of_two, with_idle = of_one + more[0], of_two + more[1], with_idle + more[2]
     idle = idle_of(problem, structure)
