@@ -86,13 +86,17 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     `best`; else `best`."""
     costs = problem.costs
     # A plan that came with groups keeps them.
-    if not _may_group(problem, best.placement) or best.placement.exchange_groups:
+    if best.placement.exchange_groups:
         return best
     # Groups need the plug-in: over a stock plan they must gain what the plug-in has to gain.
     wanted_s = best.step_time_s * (1 - (PLUGIN_GAIN if best.is_stock else MIN_GAIN))
-    tried = [best, *distinct(board.ranking_of_all)[:NUM_NEAR], *shortest_pipelines(board)]
+    # The best may have no groups, where one further behind may, and gain more by these.
+    ranked, shortest = (
+        [one for one in those if _may_group(problem, one.placement)][:NUM_NEAR]
+        for those in (distinct(board.ranking_of_all), shortest_pipelines(board))
+    )
     found = best
-    for candidate in tried:
+    for candidate in (best, *ranked, *shortest):
         # Even without any exchange it would not be fast enough.
         rest_s = candidate.step_time_s - candidate.cost.gradient_sync_s
         is_beaten = rest_s >= min(wanted_s, found.step_time_s)
@@ -107,13 +111,13 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
 
 
 def shortest_pipelines(board: Scoreboard) -> list[Candidate]:
-    """Return the candidates with the shortest pipelines, which a shorter exchange may bring before
-    the best; with queues on shared paths where the search has simulated these."""
+    """Return the candidates by their pipelines, the shortest first, which a shorter exchange may
+    bring before the best; with queues on shared paths where the search has simulated these."""
     # What hardly waits may be far behind in the ranking, which knows no queues, or have left it.
     known = {one.placement: (one.cost.pipelines_s, one) for one in board.ranking_of_all}
     known |= {one.placement: (found.cost.pipelines_s, one) for found, one in board.simulated}
     by_pipelines = sorted(known.values(), key=lambda entry: (entry[0], entry[1].key))
-    return distinct([one for _, one in by_pipelines])[:NUM_NEAR]
+    return distinct([one for _, one in by_pipelines])
 
 
 def grouped(costs: CostModel, placement: Placement) -> Iterator[tuple[Placement, PlacementCost]]:

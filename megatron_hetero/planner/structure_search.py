@@ -10,28 +10,31 @@ their order by little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from heapq import heapify
 from itertools import chain
 from math import inf
 
 from megatron_hetero.cost.choices import may_mix_sizes
+from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.completion.unlike_sizes import mixed
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.loop import MAX_ESTIMATED, PART, Descent, Loop, SearchLimits
+from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.moves.unlike_groups import in_unlike_parts, joined
-from megatron_hetero.planner.problem import chains_of, layers_of
+from megatron_hetero.planner.problem import Structure, chains_of, layers_of
 from megatron_hetero.planner.seeds.divided import divided_structures
 from megatron_hetero.planner.seeds.starts import promising
 
 _FEW_DIVIDED = 32
 """Structures with divided sequences that are completed, if another structure fits."""
-_NUM_JOINED = 3
-"""Fastest structures with stages joined into groups of unequal shares."""
+_NUM_CHANGED = 3
+"""Fastest structures of which a single stage divides sequences, or of which stages are joined into
+groups of unequal shares."""
 _ROUNDS = 3
 """Rounds of descents from single starts; the better half goes on, with twice the work."""
 
@@ -137,20 +140,28 @@ class Phases:
         most = MAX_ESTIMATED if self.loop.known_s == inf else _FEW_DIVIDED
         divided = divided_structures(self.problem, self.loop.known_s, most)
         self.loop.go_on_from(chain(divided, in_unlike_parts(self.problem)))
+        # Grids divide all stages; the fastest structures may gain by a single one.
+        if self.problem.divides_sequences:
+            shape = self.rungs.completer.shape
+            self.change(lambda own: neighbours(self.problem, own.structure, shape, divided=True))
+
+    def change(self, moves: Callable[[Completion], Iterable[Structure]]) -> None:
+        """Go on from what some moves make of the fastest."""
+        heap: list[Climber] = []
+        self.loop.max_work = self.rungs.done + self.loop.own_work // PART
+        for node in self.loop.fastest[:_NUM_CHANGED]:
+            self.loop.expand(node, moves(node.found), heap)
+        self.loop.descend(Descent(heap), self.loop.max_work)
 
     def join(self) -> None:
         """Go on from structures with groups of unlike shares, made of the fastest; where nothing
         fits, of what lacks memory."""
-        shape, heap = self.rungs.completer.shape, list[Climber]()
-        self.loop.max_work = self.rungs.done + self.loop.own_work // PART
-        for node in self.loop.fastest[:_NUM_JOINED]:
-            structure = node.found.structure
-            self.loop.expand(node, joined(self.problem, structure, node.found.layers, shape), heap)
-        self.loop.descend(Descent(heap), self.loop.max_work)
+        shape = self.rungs.completer.shape
+        self.change(lambda own: joined(self.problem, own.structure, own.layers, shape))
         lacking = self.rungs.board.out_of_memory.fastest if self.loop.known_s == inf else ()
         self.loop.go_on_from(
             structure
-            for one in lacking[:_NUM_JOINED]
+            for one in lacking[:_NUM_CHANGED]
             for structure in joined(
                 self.problem, tuple(chains_of(one.placement)), layers_of(one.placement), shape
             )

@@ -16,13 +16,18 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.placing import placement_of, with_optimizer_shares
+from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner import plan_cluster
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.canonical import arranged
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.problem import Chain, Problem, Unit, joined_units, make_problem
-from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases
 
@@ -97,9 +102,25 @@ def _chains(stages: tuple[Unit, ...]) -> Iterator[tuple[Chain, ...]]:
 
 
 def brute_force_s(problem: Problem) -> float | None:
-    """The fastest step of all placements, at the job's own settings and 1F1B's launch counts."""
-    costs, total = problem.costs, problem.num_micro_batches
+    """The fastest step of all placements, at the job's own settings and 1F1B's launch counts, as a
+    plan is priced: with queues, and with stock Megatron's waits where stock Megatron runs it."""
     best: float | None = None
+    for placement, (cost, rank_order) in sorted(
+        fitting(problem).items(), key=lambda item: item[1][0].step_time_s
+    ):
+        # Queues make no step shorter; the exchange of stock Megatron is another, and may.
+        if rank_order is None and best is not None and cost.step_time_s >= best:
+            continue
+        plan = bare_plan(problem, Candidate(placement, cost, "", rank_order), {})
+        step_s = plan_cost(plan, problem.costs, placement, cost).step_time_s
+        best = step_s if best is None else min(best, step_s)
+    return best
+
+
+def fitting(problem: Problem) -> dict[Placement, tuple[PlacementCost, RankOrder | None]]:
+    """Every placement that fits, by the cost model alone, and the ranks of stock Megatron."""
+    costs, total = problem.costs, problem.num_micro_batches
+    found: dict[Placement, tuple[PlacementCost, RankOrder | None]] = {}
     for structure in every_structure(problem):
         if max(map(len, structure)) > problem.num_layers:
             continue
@@ -116,14 +137,15 @@ def brute_force_s(problem: Problem) -> float | None:
                     )
                     for chain, own, count in zip(structure, layers, counts, strict=True)
                 )
-                placement = Placement(replicas)
+                placement, rank_order = arranged(Placement(replicas), problem.gpus)
                 if placement.has_context_parallel:
-                    shares = [[None] * len(r.stages) for r in replicas]
+                    shares = [[None] * len(r.stages) for r in placement.replicas]
                     placement = with_optimizer_shares(placement, shares)
-                cost = costs.placement(placement)
-                if cost.missing_bytes <= 0 and (best is None or cost.step_time_s < best):
-                    best = cost.step_time_s
-    return best
+                if placement not in found:
+                    cost = costs.placement(placement)
+                    if cost.missing_bytes <= 0:
+                        found[placement] = cost, rank_order
+    return found
 
 
 def check_near_brute_force(cluster: Cluster, workload: Workload) -> None:
@@ -176,6 +198,13 @@ def test_groups_over_slow_links_divide_sequences_and_not_weights() -> None:
     assert beside.bound_s is not None and beside.bound_with_context_parallel_s is not None
     assert beside.bound_s > after.estimates.step_time_s  # so it is no bound of all plans
     assert beside.bound_with_context_parallel_s <= after.estimates.step_time_s
+
+
+def test_one_stage_alone_divides_sequences() -> None:
+    """Beside a slower card on a last stage of its own."""
+    cluster = make_cluster(("a", FAST, 3), ("b", SLOW, 1), inside=Link(100e9, 3e-6), limits=GIVEN)
+    plan = plan_cluster(cluster, long_job(65536, num_layers=4, global_batch_size=2))
+    assert format_layout(plan.layout) == "tp1cp2:3,tp1:1 @2"
 
 
 @pytest.mark.slow

@@ -50,25 +50,35 @@ DIVIDED = (regroup, join_groups, split_groups, halve), (pair,), (add_group,)
 """Further moves of each sort, of structures with a stage that divides sequences."""
 
 
-def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
+def neighbours(
+    problem: Problem, structure: Structure, shape: Shape, *, divided: bool = False
+) -> Iterator[Structure]:
     """Yield all structures one move away; may repeat.
 
     Args:
+        problem: whose limits are kept.
+        structure: to move from.
         shape: equal for replicas that are alike (`Completer.shape`).
+        divided: only structures with a stage that divides sequences, whether this one has any or
+            not.
     """
     counts = problem.replica_counts()
     # Most chains stay as they are, and are the same objects.
     known = {id(chain) for chain in structure if problem.chain_is_allowed(chain)}
-    for moved in _moved(problem, structure, shape):
-        if len(moved) in counts and all(
-            id(chain) in known or problem.chain_is_allowed(chain) for chain in moved
+    for moved in _moved(problem, structure, shape, divided):
+        if (
+            len(moved) in counts
+            and all(id(chain) in known or problem.chain_is_allowed(chain) for chain in moved)
+            and (not divided or divides(moved))
         ):
             yield moved
 
 
-def _moved(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
-    of_one, of_two, with_idle = IN_ONE, IN_TWO, WITH_IDLE
-    if divides(structure):
+def _moved(
+    problem: Problem, structure: Structure, shape: Shape, divided: bool
+) -> Iterator[Structure]:
+    of_one, of_two, with_idle = ((), (), ()) if divided else (IN_ONE, IN_TWO, WITH_IDLE)
+    if divided or divides(structure):
         more = DIVIDED
         of_one, of_two, with_idle = of_one + more[0], of_two + more[1], with_idle + more[2]
     idle = idle_of(problem, structure)
@@ -98,7 +108,8 @@ def _moved(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
         for move_between in of_two:
             for pair_change in move_between(members[one], members[other]):
                 yield from _in_pairs(structure, pairs, pair_change)
-    yield from begin(problem, structure, idle)
+    if not divided:
+        yield from begin(problem, structure, idle)
 
 
 def _classes(structure: Structure, likeness: Shape) -> list[Scope]:
