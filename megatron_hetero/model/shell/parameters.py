@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.defaults import defaulted
-from megatron_hetero.model.shell.expansion import WordPiece, in_quotes, joined, pattern, pieces
+from megatron_hetero.model.shell.expansion import WordPiece, joined, key_of, pattern, pieces
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.lookup import calculated, elements, lookup, scalar, unset_value
 from megatron_hetero.model.shell.patterns import matches, trimmed
@@ -124,7 +124,7 @@ def _values(
         return (opaque(next(word for word in found.words if word.is_conditional)),)
     if found.keys is not None:
         # In a table the index is text, not arithmetic.
-        key = in_quotes(shell, index)
+        key = key_of(shell, index)
         if not key.is_known:
             return (opaque(key),)
         pairs = dict(zip(found.keys, found.words, strict=True))
