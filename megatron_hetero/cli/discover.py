@@ -16,7 +16,7 @@ from megatron_hetero.cluster.inventory.nics import port_files, read_ports
 from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
 from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import FileFormatError, UsageError
 from megatron_hetero.files import read_text
 
 DESCRIPTION = """\
@@ -147,6 +147,7 @@ def write_new(path: Path, text: str) -> None:
 
     Raises:
         UsageError: it is; a cluster file is somebody's work.
+        FileFormatError: it cannot be written there.
     """
     try:
         # Mode "x" fails on an existing file, without a gap between the look and the write.
@@ -154,3 +155,5 @@ def write_new(path: Path, text: str) -> None:
             file.write(text)
     except FileExistsError as error:
         raise UsageError(f"{path} is there already; give another name, or remove it") from error
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from None

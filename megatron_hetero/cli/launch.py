@@ -18,7 +18,7 @@ from megatron_hetero.cli.launch_options import (
 from megatron_hetero.cli.on_loss import add_loss_arguments, replanning_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
-from megatron_hetero.files import write_json
+from megatron_hetero.files import make_folder, write_json, write_text
 from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
@@ -195,7 +195,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         )
     # The launcher's files, the plan, and what planning again needs.
     files = [*launcher.files(job), *([install_script(wheel)] if wheel is not None else [])]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for file in files:
         _write(folder, file)
     copied = {PLAN_NAME: arguments.plan}
@@ -240,7 +240,7 @@ def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
     files, next_step = fleet_files(
         load_serving_plan(arguments.plan), arguments.launcher, arguments.image
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for file in files:
         _write(folder, file)
     start, names = next_step.format(folder=folder), [file.name for file in files]
@@ -303,6 +303,6 @@ def _run_commands(
 
 def _write(folder: Path, file: LaunchFile) -> None:
     path = folder / file.name
-    path.write_text(file.text, encoding="utf-8")
+    write_text(path, file.text)
     if file.executable:
         path.chmod(0o755)

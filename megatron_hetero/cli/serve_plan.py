@@ -11,6 +11,7 @@ from typing import get_args
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import UsageError
+from megatron_hetero.files import check_writable, write_text
 from megatron_hetero.report.page.serving import serving_page
 from megatron_hetero.report.text.serving import change_lines, serving_tables
 from megatron_hetero.serving.fleet.api import planned_fleet
@@ -116,6 +117,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.load_bandwidth and arguments.running is None:
         raise UsageError("--load-bandwidth goes with --from")
     # Files are read before the search, so that a fault shows at once.
+    for path in filter(None, (arguments.output, arguments.html)):
+        check_writable(path)
     running = load_serving_plan(arguments.running) if arguments.running else None
     cluster = load_cluster(arguments.cluster)
     served = load_served(arguments.model, arguments.weights, arguments.kv)
@@ -163,7 +166,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.html is not None:
         with output.progress("simulating a minute"):
             story = story_of(fleet, found, arguments.budget or inf, arguments.seed)
-        arguments.html.write_text(serving_page(plan, story), encoding="utf-8")
+        write_text(arguments.html, serving_page(plan, story))
     if arguments.json:
         data = serving_plan_data(plan)
         output.json(data if change is None else {**data, "change": asdict(change)})
