@@ -78,7 +78,7 @@ def follow_nested(
         # A script that is started by itself, or handed to Slurm.
         if name not in _SHELLS:
             may_start = i == 0 or names[0] in _STARTERS
-            if may_start and _run_file(shell, words[i], lambda i=i: child(words[i + 1 :])):
+            if may_start and _run_file(shell, words[i], child, words[i + 1 :]):
                 return True
             continue
         at = i + 1
@@ -99,7 +99,7 @@ def follow_nested(
                 run_code(child(words[at:]), shell.given)
                 return True
         # A script that lies beside this one is followed; of all others nothing is known.
-        if at < len(words) and _run_file(shell, words[at], lambda at=at: child(words[at + 1 :])):
+        if at < len(words) and _run_file(shell, words[at], child, words[at + 1 :]):
             return True
     # `bash <<EOF`: the input is the code.
     if names[0] in _READ_INPUT and _is_seen(shell.given):
@@ -124,7 +124,12 @@ def is_script(name: str) -> bool:
     return name.endswith(_SCRIPTS)
 
 
-def _run_file(shell: Shell, word: Word, child: Callable[[], Shell]) -> bool:
+def _run_file(
+    shell: Shell,
+    word: Word,
+    child: Callable[[tuple[Word, ...]], Shell],
+    arguments: tuple[Word, ...],
+) -> bool:
     """Follow a script that a script starts, if its text is known: it lies beside, or the script has
     written it.  One that starts itself again and again is followed only twice."""
     made = made_text(shell, word)
@@ -136,7 +141,7 @@ def _run_file(shell: Shell, word: Word, child: Callable[[], Shell]) -> bool:
     if following.count(path.resolve()) < 2:
         following.append(path.resolve())
         # `$0` is the script, and the folder stays that of the shell that starts the script.
-        inner = child()
+        inner = child(arguments)
         inner.start_folder = inner.start_folder or inner.script.parent
         inner.script = path
         if found is not None:
