@@ -197,7 +197,10 @@ VALUES: dict[str, Form] = {
     "heredoc quoted": ('A=5; X=$(cat <<\'EOF\'\n--b $A\nEOF\n)\nRUN "$X"', "--b $A"),
     "subst pattern": (
         "X=abcabc\nRUN ${X/#a/z} ${X/%c/z} ${X/b} ${X//b/} ${X/#b/z}",
-        "?|?|acabc|acac|?"),
+        "zbcabc|abcabz|acabc|acac|abcabc"),
+    "subst ends": (
+        'A=(bf16 "lr=1" ""); X=abab\nRUN "${A[@]/#/--}" ${X/%/z} ${X/#a*b/q} ${X/%[ab]/} ${X/#}',
+        "--bf16|--lr=1|--|ababz|q|aba|abab"),
     "subst nl": ('X=$\'a\\nb\'\nRUN "${X//$\'\\n\'/ }"', "a b"),
     "tilde colon": ("HOME=/h; X=a:~/b\nRUN $X", "?"),
     "star no slash": ("RUN *.txt", "?", {"f.txt": "", "g.txt": ""}),
