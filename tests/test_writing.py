@@ -79,6 +79,20 @@ def test_verbs_say_that_they_cannot_write(
     assert "cannot be" in error and "Traceback" not in error
 
 
+def test_commands_to_go_on_with_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster, model = str(EXAMPLE / "cluster.yaml"), str(EXAMPLE / "llama-1.5b.flags")
+    plan = ["plan", "--cluster", cluster, "--model", model, "--stock"]
+    assert main([*plan, "-o", "my plan.json"]) == 0
+    assert "next: megatron-hetero flags 'my plan.json'" in capsys.readouterr().out
+    assert main(["launch", "my plan.json", "--for", "ssh", "-o", "my fleet"]) == 0
+    assert "Start: bash 'my fleet'/start.sh" in capsys.readouterr().out
+    assert main(["init", "--node", "a=2xA100-80GB", "-o", "my cluster.yaml"]) == 0
+    assert "--cluster 'my cluster.yaml'" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="writes to a full device")
 def test_a_full_disk_is_said_in_one_line() -> None:
     argv = ["plan", "--memory", "--model", str(EXAMPLE / "llama-1.5b.flags"), "--json"]

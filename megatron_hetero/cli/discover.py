@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -137,8 +138,8 @@ def what_next(path: Path, nodes: Sequence[NodeDraft]) -> str:
     if unknown := unknown_types(nodes):
         return f"fill in its question marks first: the catalogue has no {', '.join(unknown)}"
     return (
-        f"next: correct what is marked as a guess, and megatron-hetero plan --cluster {path} "
-        "--model FILE, a Megatron script or a Hugging Face config.json"
+        f"next: correct what is marked as a guess, and megatron-hetero plan --cluster "
+        f"{shlex.quote(str(path))} --model FILE, a Megatron script or a Hugging Face config.json"
     )
 
 

@@ -211,7 +211,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         shutil.copyfile(wheel.path, folder / wheel.name)
         written.append(wheel.name)
     # How to start, and what has to be done before.
-    start = launcher.start.format(folder=folder)
+    start = launcher.start.format(folder=shlex.quote(str(folder)))
     if arguments.json:
         output.json({"folder": str(folder), "files": written, "start": start})
         return 0
@@ -243,7 +243,8 @@ def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
     make_folder(folder)
     for file in files:
         _write(folder, file)
-    start, names = next_step.format(folder=folder), [file.name for file in files]
+    start = next_step.format(folder=shlex.quote(str(folder)))
+    names = [file.name for file in files]
     if arguments.json:
         output.json({"folder": str(folder), "files": names, "start": start})
         return 0

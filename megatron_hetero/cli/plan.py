@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import time
 from dataclasses import asdict
 from functools import partial
@@ -297,7 +298,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show(f"Written to {arguments.output}, but its job would not start", *refusals)
     else:
         output.show(
-            f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}",
+            f"Written to {arguments.output}; next: "
+            f"megatron-hetero flags {shlex.quote(str(arguments.output))}",
             *refusals,
         )
     return code
