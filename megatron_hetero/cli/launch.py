@@ -217,7 +217,8 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     output.show(f"Written to {folder}: {', '.join(written)}")
     if wheel is not None and not launcher.brings_folder:
-        output.show(f"Install: bash {shlex.quote(str(folder))}/install.sh, on each machine or on their shared disk")
+        install = f"bash {shlex.quote(str(folder))}/install.sh"
+        output.show(f"Install: {install}, on each machine or on their shared disk")
     if len(job.plan.hosts) > 1 and not launcher.brings_folder:
         output.show(
             f"Copy: {folder} to the same path on every machine, or have it on a shared disk"
