@@ -199,7 +199,7 @@ def test_writing_replaces_a_file_as_a_whole(tmp_path: Path) -> None:
         write_json(path, {"new": float("nan")})
     assert read_json(path).data == {"old": 1}
     assert os.listdir(tmp_path) == ["p.json"]
-    with pytest.raises(FileFormatError, match="cannot be written: No such file"):
+    with pytest.raises(FileFormatError, match="cannot be written: there is no folder"):
         write_json(tmp_path / "absent" / "p.json", {})
 
 

@@ -19,6 +19,7 @@ from megatron_hetero.convert.flagscale_job import FlagScaleJob, read_flagscale_j
 from megatron_hetero.convert.given import Conversion, GivenFlags, StageRecompute, read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
 from megatron_hetero.errors import HeteroError, UsageError
+from megatron_hetero.files import make_folder, write_text
 from megatron_hetero.model.arguments import command_line_words, group_arguments
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.load import load_workload
@@ -168,9 +169,9 @@ def _experiment(
             cluster = cluster_of_meshes(
                 flags, job.device_types, job.gpus_per_node, f"{source.name} of FlagScale's"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / JOB_NAME).write_text(job.script, encoding="utf-8")
-        (folder / CLUSTER_NAME).write_text(cluster, encoding="utf-8")
+        make_folder(folder)
+        write_text(folder / JOB_NAME, job.script)
+        write_text(folder / CLUSTER_NAME, cluster)
         written += [JOB_NAME, CLUSTER_NAME]
     if not arguments.json:
         _show_left_out(job, output)

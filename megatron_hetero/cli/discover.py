@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from megatron_hetero.cluster.inventory.nics import port_files, read_ports
 from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
 from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import FileFormatError, UsageError
 from megatron_hetero.files import read_text
 
 DESCRIPTION = """\
@@ -137,8 +138,8 @@ def what_next(path: Path, nodes: Sequence[NodeDraft]) -> str:
     if unknown := unknown_types(nodes):
         return f"fill in its question marks first: the catalogue has no {', '.join(unknown)}"
     return (
-        f"next: correct what is marked as a guess, and megatron-hetero plan --cluster {path} "
-        "--model FILE, a Megatron script or a Hugging Face config.json"
+        f"next: correct what is marked as a guess, and megatron-hetero plan --cluster "
+        f"{shlex.quote(str(path))} --model FILE, a Megatron script or a Hugging Face config.json"
     )
 
 
@@ -147,6 +148,7 @@ def write_new(path: Path, text: str) -> None:
 
     Raises:
         UsageError: it is; a cluster file is somebody's work.
+        FileFormatError: it cannot be written there.
     """
     try:
         # Mode "x" fails on an existing file, without a gap between the look and the write.
@@ -154,3 +156,5 @@ def write_new(path: Path, text: str) -> None:
             file.write(text)
     except FileExistsError as error:
         raise UsageError(f"{path} is there already; give another name, or remove it") from error
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from None

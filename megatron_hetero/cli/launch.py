@@ -18,7 +18,7 @@ from megatron_hetero.cli.launch_options import (
 from megatron_hetero.cli.on_loss import add_loss_arguments, replanning_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
-from megatron_hetero.files import write_json
+from megatron_hetero.files import make_folder, write_json, write_text
 from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
@@ -195,7 +195,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         )
     # The launcher's files, the plan, and what planning again needs.
     files = [*launcher.files(job), *([install_script(wheel)] if wheel is not None else [])]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for file in files:
         _write(folder, file)
     copied = {PLAN_NAME: arguments.plan}
@@ -211,13 +211,14 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         shutil.copyfile(wheel.path, folder / wheel.name)
         written.append(wheel.name)
     # How to start, and what has to be done before.
-    start = launcher.start.format(folder=folder)
+    start = launcher.start.format(folder=shlex.quote(str(folder)))
     if arguments.json:
         output.json({"folder": str(folder), "files": written, "start": start})
         return 0
     output.show(f"Written to {folder}: {', '.join(written)}")
     if wheel is not None and not launcher.brings_folder:
-        output.show(f"Install: bash {folder}/install.sh, on each machine or on their shared disk")
+        install = f"bash {shlex.quote(str(folder))}/install.sh"
+        output.show(f"Install: {install}, on each machine or on their shared disk")
     if len(job.plan.hosts) > 1 and not launcher.brings_folder:
         output.show(
             f"Copy: {folder} to the same path on every machine, or have it on a shared disk"
@@ -240,10 +241,11 @@ def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
     files, next_step = fleet_files(
         load_serving_plan(arguments.plan), arguments.launcher, arguments.image
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for file in files:
         _write(folder, file)
-    start, names = next_step.format(folder=folder), [file.name for file in files]
+    start = next_step.format(folder=shlex.quote(str(folder)))
+    names = [file.name for file in files]
     if arguments.json:
         output.json({"folder": str(folder), "files": names, "start": start})
         return 0
@@ -303,6 +305,6 @@ def _run_commands(
 
 def _write(folder: Path, file: LaunchFile) -> None:
     path = folder / file.name
-    path.write_text(file.text, encoding="utf-8")
+    write_text(path, file.text)
     if file.executable:
         path.chmod(0o755)

@@ -8,6 +8,7 @@ imported, so that `--help` answers at once and planning never loads torch.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -19,9 +20,11 @@ from megatron_hetero.cli.interrupts import answered_interrupts, leave
 from megatron_hetero.cli.output import COLOR_CHOICES, Output, error_object
 from megatron_hetero.cli.own_stdout import own_stdout
 from megatron_hetero.collector import keep_from_collector, no_collector
-from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError, UsageError
+from megatron_hetero.errors import EXIT_INTERRUPTED, FileFormatError, HeteroError, UsageError
 
 EXIT_BROKEN_PIPE = 141
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Faults of a disk that takes no more of the output."""
 
 VERBS = {
     "plan": "divide a model over a cluster of unlike GPUs",
@@ -117,9 +120,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return output.failed("KeyboardInterrupt", "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader (`| head`) has gone; keep the interpreter from complaining when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (`| head`) has gone.
+        _close_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _close_stdout()
+        output.error(f"the output cannot be written: {error.strerror}")
+        return FileFormatError.exit_code
+
+
+def _close_stdout() -> None:
+    """Keep the interpreter from complaining when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,7 +148,7 @@ def run_near(
     if arguments.output:
         output.show(
             f"Written to {arguments.output} ({name}); next: megatron-hetero flags "
-            f"{arguments.output}, and start it with the --load of the old job"
+            f"{shlex.quote(str(arguments.output))}, and start it with the --load of the old job"
         )
     else:
         output.show(f"Nothing was written ({name}): -o plan.json saves it")

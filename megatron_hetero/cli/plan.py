@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import time
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +27,7 @@ from megatron_hetero.errors import (
     InfeasiblePlanError,
     UsageError,
 )
+from megatron_hetero.files import check_writable
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.notes import (
     memory_savers,
@@ -184,6 +186,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
         return run_sequences(arguments, output, cluster, profile)
     check_near_arguments(arguments)
+    # A search may take minutes, and its plan should have a place.
+    if arguments.output is not None:
+        check_writable(arguments.output)
     if arguments.near is not None:
         return run_near(arguments, output, cluster, profile)
     # The job, the goal, and the cluster whose measured sizes the plan may use.
@@ -231,7 +236,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     search_s = time.perf_counter() - start_s
     # A plan whose flags contradict it is refused here, not by `flags` on another day.
     megatron_args(plan, str(arguments.output or "plan.json"))
-    if arguments.output:
+    if arguments.output is not None:
         save_plan(plan, arguments.output)
     # A job that would not start gives exit code 1, with the plan saved.
     refused = refused_words(plan, explanation.best_stock is not None)
@@ -293,7 +298,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show(f"Written to {arguments.output}, but its job would not start", *refusals)
     else:
         output.show(
-            f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}",
+            f"Written to {arguments.output}; next: "
+            f"megatron-hetero flags {shlex.quote(str(arguments.output))}",
             *refusals,
         )
     return code

@@ -10,7 +10,7 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import UsageError
-from megatron_hetero.files import write_json
+from megatron_hetero.files import check_writable, make_folder, write_json, write_text
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.report.content import gather
@@ -88,6 +88,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     others = [rehearsed_lanes(arguments.rehearsal, plan)] if arguments.rehearsal else []
     if arguments.measured:
         others.append(measured_lanes(arguments.measured, plan))
+    if arguments.output:
+        check_writable(arguments.output)
     with output.progress("comparing plans"):
         content = gather(plan, cluster, profile, others, str(arguments.plan), arguments.quick)
         # A measured timeline may show that another plan is better.
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     # Write each file that was asked for.
     written: list[Path] = []
     if arguments.output:
-        arguments.output.write_text(page(content), encoding="utf-8")
+        write_text(arguments.output, page(content))
         written.append(arguments.output)
     if arguments.trace:
         write_json(arguments.trace, chrome_trace(trace_lanes(content.timelines)))
@@ -105,11 +107,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     for folder, suffix in ((arguments.svg, "svg"), (arguments.png, "png")):
         if folder is None:
             continue
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for figure in figures(content):
             path = folder / f"{figure.name}.{suffix}"
             if suffix == "svg":
-                path.write_text(figure.standalone(), encoding="utf-8")
+                write_text(path, figure.standalone())
             else:
                 draw_png(figure, path)
             written.append(path)

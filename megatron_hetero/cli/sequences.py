@@ -14,6 +14,7 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.files import write_text
 from megatron_hetero.model.arguments import command_line_words, group_arguments
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.report.page.dealt_step import dealt_step_figure
@@ -60,7 +61,7 @@ def run_sequences(
     made = plan_sequences(groups, any_exchange, lengths, batch, _NUM_STEPS)
     if arguments.picture is not None:
         figure = dealt_step_figure(groups.tree, made.batches[0], made.deals[0])
-        arguments.picture.write_text(figure.standalone(), encoding="utf-8")
+        write_text(arguments.picture, figure.standalone())
     if arguments.json:
         output.json(_data(made))
         return 0

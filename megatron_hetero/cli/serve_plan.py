@@ -11,6 +11,7 @@ from typing import get_args
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import UsageError
+from megatron_hetero.files import check_writable, write_text
 from megatron_hetero.report.page.serving import serving_page
 from megatron_hetero.report.text.serving import change_lines, serving_tables
 from megatron_hetero.serving.fleet.api import planned_fleet
@@ -21,6 +22,7 @@ from megatron_hetero.serving.fleet.file import (
 )
 from megatron_hetero.serving.fleet.plan import Goal
 from megatron_hetero.serving.fleet.story import story_of
+from megatron_hetero.serving.fleet.unserved import beyond_positions
 from megatron_hetero.serving.prices.engine import EngineName
 from megatron_hetero.serving.prices.profile_file import read_measured_steps
 from megatron_hetero.serving.prices.served import KvFormat, WeightFormat, load_served
@@ -116,10 +118,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.load_bandwidth and arguments.running is None:
         raise UsageError("--load-bandwidth goes with --from")
     # Files are read before the search, so that a fault shows at once.
+    for path in filter(None, (arguments.output, arguments.html)):
+        check_writable(path)
     running = load_serving_plan(arguments.running) if arguments.running else None
     cluster = load_cluster(arguments.cluster)
     served = load_served(arguments.model, arguments.weights, arguments.kv)
     mix = load_request_mix(arguments.workload)
+    for note in beyond_positions(served, mix):
+        output.note(note)
     measured = read_measured_steps(arguments.profile, {n.gpu_type.name for n in cluster.nodes})
     with output.progress("composing and simulating"):
         plan, fleet, found = planned_fleet(
@@ -163,7 +169,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.html is not None:
         with output.progress("simulating a minute"):
             story = story_of(fleet, found, arguments.budget or inf, arguments.seed)
-        arguments.html.write_text(serving_page(plan, story), encoding="utf-8")
+        write_text(arguments.html, serving_page(plan, story))
     if arguments.json:
         data = serving_plan_data(plan)
         output.json(data if change is None else {**data, "change": asdict(change)})

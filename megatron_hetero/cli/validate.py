@@ -8,7 +8,8 @@ from pathlib import Path
 
 from megatron_hetero.cli.output import Output, error_object
 from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
-from megatron_hetero.errors import FileFormatError
+from megatron_hetero.errors import FileFormatError, PlanFormatError
+from megatron_hetero.flags.planned_sizes import own_flags_differ
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
@@ -44,6 +45,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         cluster = load_cluster(arguments.cluster) if arguments.cluster else None
         validate_plan(plan, cluster, str(arguments.plan))
         check_schedules(plan, str(arguments.plan))
+        differing = own_flags_differ(plan, str(arguments.plan))
+        if differing:
+            raise PlanFormatError(
+                f"{arguments.plan}: workload.megatron_args describe another job than "
+                f"workload.model and workload.training: {'; '.join(differing)}. Change both, or "
+                "plan again."
+            )
         if plan.workload:
             check_operations(plan, plan.workload, source=str(arguments.plan))
         if cluster and plan.workload:

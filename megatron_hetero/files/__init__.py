@@ -10,29 +10,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from megatron_hetero.errors import FileFormatError, HeteroError
+from megatron_hetero.errors import HeteroError
 from megatron_hetero.files.document import Document, DocumentBuilder, format_keypath, read_text
 from megatron_hetero.files.parsing import feed_json, feed_yaml
 from megatron_hetero.files.schema_faults import describe_faults, near_names
+from megatron_hetero.files.writing import check_writable, make_folder, write_text
 
 __all__ = [
     "Document",
     "canonical_json",
+    "check_writable",
     "content_hash",
     "format_keypath",
+    "make_folder",
     "near_names",
     "read_json",
     "read_text",
     "read_yaml",
     "validate_document",
     "write_json",
+    "write_text",
 ]
 
 
@@ -99,20 +101,4 @@ def write_json(path: Path | str, data: Any) -> None:
     Raises:
         FileFormatError: the file cannot be written there.
     """
-    path = Path(path)
-    text = json.dumps(data, sort_keys=True, indent=2, allow_nan=False) + "\n"
-    # In the same folder, since a rename is atomic on one file system alone; the process id keeps
-    # two writers apart.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            # The content is on the disk before the name points to it.
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        # What went wrong first is what the user has to know.
-        with suppress(OSError):
-            temporary.unlink()
-        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from None
+    write_text(path, json.dumps(data, sort_keys=True, indent=2, allow_nan=False) + "\n")

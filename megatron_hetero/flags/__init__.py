@@ -11,6 +11,7 @@ other_objective  settings that make another objective of the job
 growing_batches  batches that a plan cannot divide
 notes            what a plan leaves out of a script, and what it changes
 unpriced         flags that change a step and that no price counts
+planned_sizes    sizes that a plan was made for, beside those of its flags
 needed           flags that a job cannot start without
 job_script       a commented script of a whole job
 """

@@ -26,6 +26,7 @@ PLAN_FLAGS = frozenset(
         "--account-for-embedding-in-pipeline-split",
         "--account-for-loss-in-pipeline-split",
         "--use-tp-pp-dp-mapping",
+        "--context-parallel-size",
         "--expert-model-parallel-size",
         "--expert-tensor-parallel-size",
         "--hetero-layout",
@@ -157,7 +158,8 @@ def merge_arguments(
         if argument.flag in PLAN_FLAGS:
             raise UsageError(
                 f"{argument.flag} is decided by the plan and cannot be given; remove it, or limit "
-                "the planner in cluster.yaml (limits.max_tensor_parallel, max_pipeline_parallel)"
+                "the planner in cluster.yaml (limits.max_tensor_parallel, max_pipeline_parallel, "
+                "as_given: [context_parallel] for none)"
             )
     # Of flags that exclude one another, the typed one displaces those of the script.
     displaced: set[str] = set()

@@ -154,17 +154,10 @@ class FlagReader:
             self.fail([], f"{flag} is missing")
         return value
 
-    def refuse(self, flag: str, what: str, unless: str | None = None) -> None:
-        """Raise `UnsupportedError` when `flag` is given with another value than `unless`.
-
-        Nothing is refused of a job that is not planned.
-        """
+    def refuse(self, flag: str, what: str) -> None:
+        """Raise `UnsupportedError` when `flag` is given, and the job is planned."""
         argument = self._arguments.get(flag)
-        if (
-            not self._is_planned
-            or argument is None
-            or (unless is not None and [v.text for v in argument.values] == [unless])
-        ):
+        if not self._is_planned or argument is None:
             return
         raise UnsupportedError(
             f"{argument.where}: {flag}: {what} is not supported yet; remove the flag"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.shell.held import Started
 from megatron_hetero.model.shell.values import Word
@@ -17,16 +18,33 @@ _OF_MODELS = frozenset({"--num-layers", "--hidden-size", "--num-attention-heads"
 _LAUNCHERS = re.compile(r"torchrun|python[\d.]*|deepspeed|accelerate|srun|mpirun|mpiexec")
 _FEWEST_FLAGS = 3
 _TRAINING = re.compile(r"pretrain|train_gpt")
+_NO_GPT = re.compile(
+    r"(?:pretrain|train|finetune)_(?:bert|t5|ict|mamba|hybrid|retro|vision|vlm|mimo|rl)(?![a-z0-9])"
+)
+"""Programs of Megatron-LM that train no GPT, or train a GPT by another loop."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """Words behind the training script of a command, and the certainty of the choice: rank 0 is the
-    surest."""
+    surest, and `program` the script or module, "" where it is not known."""
 
     words: tuple[Word, ...]
     rank: int
     command: Started
+    program: str = ""
+
+    def check_model(self) -> None:
+        """Refuse a program that trains another model.
+
+        Raises:
+            UnsupportedError: its name says so.
+        """
+        if _NO_GPT.match(self.program):
+            raise UnsupportedError(
+                f"{self.command.where}: {self.program} does not train a GPT as pretrain_gpt.py "
+                "does, and no other model is planned; if yours does, write its flags into a file"
+            )
 
 
 def training_command(started: Sequence[Started]) -> tuple[Launch | None, tuple[Unread, ...]]:
@@ -76,8 +94,8 @@ def _launch(command: Started) -> Launch | None:
         if not any(w.is_flag for w in rest):
             continue
         if _TRAINING.match(name):
-            return Launch(rest, 0, command)
-        return Launch(rest, 1 if _has_model(rest) else 3, command)
+            return Launch(rest, 0, command, name)
+        return Launch(rest, 1 if _has_model(rest) else 3, command, name)
     return _by_flags(command, words)
 
 

@@ -35,10 +35,15 @@ _UNSUPPORTED = {
     "--use-megatron-fsdp": "FSDP",
     "--yaml-cfg": "a YAML configuration in place of flags",
     "--use-checkpoint-args": "a model described by a checkpoint",
+    "--hierarchical-context-parallel-sizes": "context parallelism in levels",
 }
-_UNSUPPORTED_UNLESS = {
-    "--context-parallel-size": ("context parallelism", "1"),
+_NO_LONGER = {
+    "--batch-size": "--micro-batch-size",
+    "--warmup": "--lr-warmup-fraction",
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--checkpoint-activations": "--recompute-activations, or --recompute-granularity",
 }
+"""Flags at which Megatron's `validate_args` ends the job, and those that it names instead."""
 _REQUIRED = (
     "--num-layers",
     "--hidden-size",
@@ -69,8 +74,11 @@ def workload_from_arguments(job: JobText, is_planned: bool = True) -> Workload:
     # What the cost model does not know is refused before anything else is read.
     for flag, what in _UNSUPPORTED.items():
         flags.refuse(flag, what)
-    for flag, (what, neutral) in _UNSUPPORTED_UNLESS.items():
-        flags.refuse(flag, what, unless=neutral)
+    for flag, instead in _NO_LONGER.items():
+        if flag in flags:
+            flags.fail([flag], f"Megatron takes {flag} no longer; use {instead} instead")
+    if flags.known_text("--cp-comm-type") == "a2a+p2p":
+        flags.refuse("--cp-comm-type", "context parallelism in levels (a2a+p2p)")
     # A job may leave out --vocab-size where the tokenizer's own files give the number.
     vocabulary = None if "--vocab-size" in flags else vocabulary_of(flags)
     required = [_sequence_flag(flags) if f == "--seq-length" else f for f in _REQUIRED]

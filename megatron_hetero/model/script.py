@@ -15,10 +15,11 @@ from pathlib import Path
 from megatron_hetero.errors import ModelError
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.launched import training_command
+from megatron_hetero.model.shell.children import is_script
 from megatron_hetero.model.shell.fields import split
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.values import Word, file_name
 from megatron_hetero.model.spec import Unread
 
 OF_LIBRARIES = re.compile(
@@ -61,6 +62,7 @@ def read_script(
         given: variables of the environment; None for one that is not set there.
     Raises:
         ModelError: the text is no script that can be followed, or has no flags.
+        UnsupportedError: it trains another model than a GPT.
     """
     if path.suffix == ".py":
         raise ModelError(
@@ -79,6 +81,7 @@ def read_script(
     # The command that starts training, if there is one, has all the flags.
     launch, notes = training_command(records.started)
     if launch is not None:
+        launch.check_model()
         return _with_exports(
             shell, launch.words, (*notes, *records.unread), launch.command.settings
         )
@@ -159,6 +162,11 @@ def _nothing_found(path: Path, shell: Shell) -> str:
             'variables that it wants: --model "run.sh ARGUMENT", --model-env NAME=VALUE'
         ]
     lines += [f"{part.where}: {part.reason}" for part in records.unread[:5]]
+    lines += [
+        f"{started.where}: {name} is started, and its text is not known here: name that file itself"
+        for started in records.started
+        for name in [file_name(word) for word in started.words if is_script(file_name(word))][:1]
+    ][:5]
     return "\n".join(lines)
 
 

@@ -186,6 +186,31 @@ def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
             )
 
 
+def no_flag_excludes_another(job: Job) -> Iterator[Finding]:
+    """Find pairs of flags at which `validate_args` or `core_transformer_config_from_args` stops."""
+    iterations, samples = "a job counts iterations", "a job counts samples"
+    # (flag, flags that it excludes unless they are 0, reason).
+    rules = (
+        ("--train-iters", ("--train-samples", "--lr-decay-samples", "--lr-warmup-samples"),
+         iterations),
+        ("--train-samples", ("--lr-decay-iters", "--lr-warmup-iters"), samples),
+        ("--lr-warmup-fraction", ("--lr-warmup-iters", "--lr-warmup-samples"),
+         "a warm-up has one length"),
+        ("--squared-relu", ("--swiglu",), "an MLP has one activation"),
+        ("--quick-geglu", ("--swiglu",), "an MLP has one activation"),
+    )  # fmt: skip
+    for flag, others, reason in rules:
+        for other in others:
+            if job.has(flag) and job.has(other) and job.value(other) != "0":
+                yield Finding(
+                    "flags-exclude",
+                    "error",
+                    f"{flag} {other}",
+                    f"{reason}, and Megatron stops at its start where both are given",
+                    f"remove {flag} or {other}",
+                )
+
+
 def messages_of_warm_up_can_overlap(job: Job) -> Iterator[Finding]:
     """Find an overlap of messages in warm-up and flush on a schedule that overlaps none.
 
@@ -223,5 +248,6 @@ CHECKS = (
     flash_attention_is_used,
     sequence_parallelism_has_a_width,
     overlap_has_its_partner,
+    no_flag_excludes_another,
     messages_of_warm_up_can_overlap,
 )

@@ -7,6 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatron_hetero.cli.main import main
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import parse_layout
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/one-workstation/llama-1.5b.flags"
 
 
 def break_plan(path: Path) -> None:
@@ -52,3 +58,15 @@ def test_a_broken_plan_as_json(layout_plan: Callable[..., Path], capsys) -> None
     assert data["valid"] is False
     assert "replica 1" in data["error"]["message"]
     assert data["error"]["exit_code"] == 4
+
+
+def test_flags_of_another_model_than_the_plans_are_named(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(plan_from_layout(parse_layout("tp1:24 @64"), load_workload(EXAMPLE)), path)
+    assert main(["validate", str(path)]) == 0
+    data = json.loads(path.read_text())
+    flags = data["workload"]["megatron_args"]
+    flags[flags.index("--hidden-size") + 1] = "4096"
+    path.write_text(json.dumps(data))
+    assert main(["validate", str(path)]) == 4
+    assert "hidden_size: plan 2048, flags 4096" in " ".join(capsys.readouterr().err.split())

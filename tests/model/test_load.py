@@ -189,7 +189,8 @@ def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "feature"),
     [
-        ("--context-parallel-size 2", "context parallelism"),
+        ("--hierarchical-context-parallel-sizes 2 2", "context parallelism in levels"),
+        ("--cp-comm-type a2a+p2p", "context parallelism in levels"),
         ("--yaml-cfg job.yaml", "a YAML configuration"),
         ("--rampup-batch-size 4 4 100", "a batch size that changes"),
         ("--position-embedding-type mrope", '"mrope"'),
@@ -203,8 +204,18 @@ def test_what_cannot_be_planned_yet_is_refused_by_name(flags: str, feature: str)
     assert feature in str(error.value) and "not supported yet" in str(error.value)
 
 
-def test_neutral_values_of_unsupported_flags_pass() -> None:
-    load_workload(None, [*MINIMAL, "--context-parallel-size", "1", "--moe-layer-freq=1"])
+def test_a_script_with_context_parallelism_is_planned_without(tmp_path: Path) -> None:
+    path = tmp_path / "flags.txt"
+    path.write_text(" ".join([*MINIMAL, "--context-parallel-size 2 --cp-comm-type p2p"]))
+    assert "--context-parallel-size" not in load_workload(path).megatron_args
+    with pytest.raises(UsageError, match="--context-parallel-size is decided by the plan"):
+        load_workload(path, ["--context-parallel-size", "2"])
+
+
+@pytest.mark.parametrize("flag", ["--batch-size 4", "--warmup 1", "--checkpoint-activations"])
+def test_flags_that_megatron_takes_no_longer_are_refused(flag: str) -> None:
+    with pytest.raises(ModelError, match=f"takes {flag.split()[0]} no longer; use --"):
+        load_workload(None, [*MINIMAL, *flag.split()])
 
 
 def test_the_example_is_a_7b_model() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.errors import ModelError
+from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.model.script import read_megatron_words
 
 SCRIPT = Path("train.sh")
@@ -54,6 +54,18 @@ def test_torchrun_flags_are_not_megatrons() -> None:
         'CUDA_VISIBLE_DEVICES=0 torchrun "${D[@]}" /opt/m/pretrain_gpt.py "${M[@]}" --bf16'
     )
     assert _texts(text) == ["--num-layers", "4", "--bf16"]
+
+
+@pytest.mark.parametrize("program", ["x/pretrain_bert.py", "-m a.pretrain_mamba", "train_rl.py"])
+def test_scripts_that_train_no_gpt_are_refused(program: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"train.sh:1: \w+(\.py)? does not train a GPT"):
+        _texts(f"torchrun {program} --num-layers 4 --hidden-size 64")
+    assert _texts("torchrun pretrain_hybridgpt.py --bf16") == ["--bf16"]
+
+
+def test_a_script_whose_flags_stand_in_another_file_names_that_file() -> None:
+    with pytest.raises(ModelError, match=r"train.sh:2: run.sh is started, and its text is not"):
+        _texts("export A=1\nsrun --label $ROOT/run.sh 8B")
 
 
 def test_the_training_script_is_preferred_to_other_commands() -> None:

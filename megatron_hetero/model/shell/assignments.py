@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.expansion import in_quotes, value
+from megatron_hetero.model.shell.expansion import key_of, value
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.splitting import words_of
@@ -99,7 +99,7 @@ def _assign_pairs(
 def _assign_element(shell: Shell, name: str, index: str, word: Word, appends: bool) -> None:
     known = shell.variables.get(name, Variable((), True))
     if known.keys is not None:
-        key = in_quotes(shell, index)
+        key = key_of(shell, index)
         if key.is_known and not appends:
             pairs = dict(zip(known.keys, known.words, strict=True))
             pairs[key.text or ""] = word

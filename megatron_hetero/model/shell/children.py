@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
-from megatron_hetero.model.shell.code import beside, run_code, run_file
+from megatron_hetero.model.shell.code import beside, made_text, run_code, run_file
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import Word, opaque
+from megatron_hetero.model.shell.values import Word, file_name, opaque
 
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun")
@@ -78,11 +77,9 @@ def follow_nested(
     for i, name in enumerate(names):
         # A script that is started by itself, or handed to Slurm.
         if name not in _SHELLS:
-            if name.endswith(_SCRIPTS) and (i == 0 or names[0] in _STARTERS):
-                found = beside(shell, words[i])
-                if found is not None:
-                    _run_script(child(words[i + 1 :]), *found)
-                    return True
+            may_start = i == 0 or names[0] in _STARTERS
+            if may_start and _run_file(shell, words[i], child, words[i + 1 :]):
+                return True
             continue
         at = i + 1
         # Options before the script; one with a `c`, as in `-lc`, says that code follows.
@@ -102,11 +99,8 @@ def follow_nested(
                 run_code(child(words[at:]), shell.given)
                 return True
         # A script that lies beside this one is followed; of all others nothing is known.
-        if at < len(words) and names[at].endswith(_SCRIPTS):
-            found = beside(shell, words[at])
-            if found is not None:
-                _run_script(child(words[at + 1 :]), *found)
-                return True
+        if at < len(words) and _run_file(shell, words[at], child, words[at + 1 :]):
+            return True
     # `bash <<EOF`: the input is the code.
     if names[0] in _READ_INPUT and _is_seen(shell.given):
         run_code(child(()), shell.given)
@@ -125,13 +119,34 @@ def _is_seen(word: Word | None) -> TypeGuard[Word]:
     return word is not None and bool(word.parts or word.text is not None)
 
 
-def _run_script(shell: Shell, path: Path, text: str) -> None:
-    """Follow a script that a script starts; one that starts itself again and again only twice."""
+def is_script(name: str) -> bool:
+    """Return whether a file is a script by its name."""
+    return name.endswith(_SCRIPTS)
+
+
+def _run_file(
+    shell: Shell,
+    word: Word,
+    child: Callable[[tuple[Word, ...]], Shell],
+    arguments: tuple[Word, ...],
+) -> bool:
+    """Follow a script that a script starts, if its text is known: it lies beside, or the script has
+    written it.  One that starts itself again and again is followed only twice."""
+    made = made_text(shell, word)
+    found = beside(shell, word) if made is None and is_script(file_name(word)) else None
+    if made is None and found is None:
+        return False
+    path = shell.script.parent / file_name(word) if found is None else found[0]
     following = shell.records.following
     if following.count(path.resolve()) < 2:
         following.append(path.resolve())
         # `$0` is the script, and the folder stays that of the shell that starts the script.
-        shell.start_folder = shell.start_folder or shell.script.parent
-        shell.script = path
-        run_file(shell, path, text)
+        inner = child(arguments)
+        inner.start_folder = inner.start_folder or inner.script.parent
+        inner.script = path
+        if found is not None:
+            run_file(inner, *found)
+        else:
+            run_code(inner, made or word)
         following.pop()
+    return True

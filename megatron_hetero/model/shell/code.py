@@ -15,7 +15,14 @@ from megatron_hetero.model.shell.held import Definition, Started, Variable
 from megatron_hetero.model.shell.scopes import restore
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import parsed, parsed_script
-from megatron_hetero.model.shell.values import Status, Word, concatenate, shown_path
+from megatron_hetero.model.shell.values import (
+    Status,
+    Word,
+    concatenate,
+    file_name,
+    same,
+    shown_path,
+)
 from megatron_hetero.model.shell.ways import either_way, merge
 
 if TYPE_CHECKING:
@@ -135,9 +142,10 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
     """Follow a file that the script sources, if the file lies beside the script."""
     if not words:
         return False
+    text = made_text(shell, words[0])
     found = beside(shell, words[0])
     # What the file would set may be missing; later reasons name it (`unset_word`).
-    if found is None:
+    if found is None and text is None:
         shown = words[0].text or "".join(p.text or "..." for p in words[0].parts) or "a file"
         line = shell.where.rpartition(":")[2]
         shell.records.sourced.append(f"{shown} (line {line})")
@@ -153,7 +161,7 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
         shell.arguments, shell.knows_arguments = words[1:], True
     # `return` in a sourced file ends the file alone.
     returned, shell.returned = shell.returned, []
-    status = run_file(shell, *found)
+    status = run_file(shell, *found) if found is not None else run_code(shell, text or words[0])
     _gather(shell, "is set in a sourced file")
     shell.returned = returned
     # `set --` in the file would outlast it, and is not told from `shift` here.
@@ -162,6 +170,21 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
     elif words[1:]:
         shell.arguments, shell.knows_arguments = arguments, knows
     return status
+
+
+def made_text(shell: Shell, word: Word) -> Word | None:
+    """Return the text that the script itself has written into a file, if it is known."""
+    made = shell.records.made.get(file_name(word))
+    if made is None:
+        return None
+    here, there = shown_path(word), shown_path(made.name)
+    if here is None or there is None:
+        return made.text if same(word, made.name) else None
+    # A relative path leads to that file from the folder in which the file was written.
+    if os.path.normpath(here) != os.path.normpath(there):
+        return None
+    is_there = os.path.isabs(here) or shell.folder == made.folder
+    return made.text if is_there else None
 
 
 def beside(shell: Shell, word: Word) -> tuple[Path, str] | None:

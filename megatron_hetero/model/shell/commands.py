@@ -15,6 +15,7 @@ from megatron_hetero.model.shell.held import Started
 from megatron_hetero.model.shell.redirections import (
     WRITERS,
     input_of,
+    note_made,
     note_names,
     note_written,
     words_behind,
@@ -81,6 +82,7 @@ def _run_line(
             assign(shell, prefix)
     given = input_of(shell, redirections)
     note_written(shell, redirections)
+    note_made(shell, words, redirections, given)
     if not words:
         return True
     # A command with an input of its own takes nothing from the input of the commands around.

@@ -104,14 +104,19 @@ def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[WordPie
 
 def _pattern_text(shell: Shell, node: Node, where: str) -> Iterator[WordPiece]:
     """Yield the pieces of a pattern, whose quotes and `$` forms the grammar leaves as text."""
-    root = parsed(f"A={source(node)}")
+    yield from _value_pieces(shell, source(node), where)
+
+
+def _value_pieces(shell: Shell, text: str, where: str) -> list[WordPiece]:
+    """Return the pieces of text that bash would read as the value of an assignment."""
+    root = parsed(f"A={text}")
     given = root.children[0] if root.child_count == 1 else root
     if root.has_error or given.type != "variable_assignment" or given.child_count != 3:
-        yield WordPiece(unknown(where, source(node), "is not understood"))
-        return
+        return [WordPiece(unknown(where, text, "is not understood"))]
     outer, shell.line_of_code = shell.line_of_code, where
-    yield from list(pieces(shell, given.children[2]))
+    found = list(pieces(shell, given.children[2]))
     shell.line_of_code = outer
+    return found
 
 
 def _string(shell: Shell, node: Node, where: str) -> Iterator[WordPiece]:
@@ -223,6 +228,13 @@ def in_quotes(shell: Shell, text: str) -> Word:
         return concatenate([piece.word for piece in pieces(shell, string)])
     finally:
         shell.line_of_code = outer
+
+
+def key_of(shell: Shell, text: str) -> Word:
+    """Expand the key of a table's element, as in `${M["a b"]}`: its quotes are no part of it."""
+    if '"' not in text and "'" not in text:
+        return in_quotes(shell, text)
+    return joined(_value_pieces(shell, text, shell.where), shell.where)
 
 
 def in_here_document(shell: Shell, text: str) -> Word:

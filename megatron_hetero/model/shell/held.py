@@ -54,18 +54,28 @@ class Started:
     settings: tuple[tuple[str, Word], ...] = ()
 
 
+@dataclass(frozen=True)
+class Made:
+    """A file of text that the script writes: its name, the folder of the shell then, its text."""
+
+    name: Word
+    folder: Word | None
+    text: Word
+
+
 @dataclass
 class Records:
     """What all copies of a shell share: commands started, parts not read, and work done.
 
-    `written` are names of files that the script writes; `following` the scripts that are followed,
-    the one that starts the others first.
+    `written` are names of files that the script writes, `made` those of which the text is known;
+    `following` the scripts that are followed, the one that starts the others first.
     """
 
     started: list[Started] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
     sourced: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
+    made: dict[str, Made] = field(default_factory=dict)
     following: list[Path] = field(default_factory=list)
     holes: list[Word] = field(default_factory=list)
     ended: str = ""

@@ -74,7 +74,8 @@ def scalar(shell: Shell, name: str, where: str = "") -> Word:
 
 def calculated(shell: Shell, text: str) -> Word:
     """Evaluate an arithmetic expression, and the assignments in it."""
-    word = in_quotes(shell, text)
+    # Bash drops the double quotes of arithmetic, `${A["0"]}`.
+    word = in_quotes(shell, text.replace('"', ""))
     if not word.is_known:
         shell.forget(set_in_arithmetic(text), "is set by arithmetic that is not run")
         return opaque(next(part for part in word.parts or (word,) if not part.is_known))

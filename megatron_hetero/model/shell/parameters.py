@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.defaults import defaulted
-from megatron_hetero.model.shell.expansion import WordPiece, in_quotes, joined, pattern, pieces
+from megatron_hetero.model.shell.expansion import WordPiece, joined, key_of, pattern, pieces
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.lookup import calculated, elements, lookup, scalar, unset_value
-from megatron_hetero.model.shell.patterns import matches, trimmed
+from megatron_hetero.model.shell.patterns import replaced, trimmed
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import bare_source, covered, source
 from megatron_hetero.model.shell.values import Word, opaque, unknown
@@ -124,7 +124,7 @@ def _values(
         return (opaque(next(word for word in found.words if word.is_conditional)),)
     if found.keys is not None:
         # In a table the index is text, not arithmetic.
-        key = in_quotes(shell, index)
+        key = key_of(shell, index)
         if not key.is_known:
             return (opaque(key),)
         pairs = dict(zip(found.keys, found.words, strict=True))
@@ -251,40 +251,18 @@ def _changed(
             return not_read if expression.is_known else opaque(expression)
         found = trimmed(text, expression, operator)
         return not_read if found is None else Word(found, word.where)
-    if operator not in ("/", "//"):
+    if operator not in ("/", "//", "/#", "/%"):
         return not_read
     # The pattern stands before the first `/` node of the grammar, the new text behind it.
     cut = next((i for i, p in enumerate(body) if not isinstance(p, str) and p.type == "/"), None)
     before, after = (body, []) if cut is None else (body[:cut], body[cut + 1 :])
     expression = pattern(shell, [p for part in before for p in pieces(shell, part)])
     new = joined([p for part in after for p in pieces(shell, part)], shell.where)
-    if isinstance(expression, Word) or not new.is_known:
-        return not_read
     # `&` in the new text is the match itself in bash 5.2, and plain text before.
-    if not expression or "&" in (new.text or "") or "/" in operator[2:]:
+    if isinstance(expression, Word) or not new.is_known or "&" in (new.text or ""):
         return not_read
-    return _replaced(word, expression, new.text or "", operator == "//") or not_read
-
-
-def _replaced(word: Word, expression: str, new: str, is_everywhere: bool) -> Word | None:
-    """Replace the first, or every, longest part that a pattern matches."""
-    text, done, position = word.text or "", "", 0
-    while position < len(text):
-        ends = range(len(text), position, -1)
-        # The longest match at each position counts, so ends go from the end of the text backwards.
-        for end in ends:
-            found = matches(expression, text[position:end])
-            # The pattern is malformed: nothing is known of the result.
-            if found is None:
-                return None
-            if found:
-                done, position = done + new, end
-                if not is_everywhere:
-                    return Word(done + text[position:], word.where)
-                break
-        else:
-            done, position = done + text[position], position + 1
-    return Word(done, word.where)
+    changed = replaced(text, expression, new.text or "", operator)
+    return not_read if changed is None else Word(changed, word.where)
 
 
 def arithmetic_expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:

@@ -69,3 +69,34 @@ def trimmed(text: str, pattern: str, operator: str) -> str | None:
         if found:
             return text[length:] if is_front else text[: len(text) - length]
     return text
+
+
+def replaced(text: str, pattern: str, new: str, operator: str) -> str | None:
+    """Return a text with `new` for the first longest match (`/`), every one (`//`), or the longest
+    at the front (`/#`) or end (`/%`), where an empty pattern adds; None where it is not known."""
+    if operator in ("/#", "/%"):
+        rest = trimmed(text, pattern, operator[1] * 2)
+        # Nothing was taken: without a match the text stays, and a match of no characters adds.
+        is_matched = rest != text or matches(pattern, "")
+        if rest is None or not is_matched:
+            return rest
+        return new + rest if operator == "/#" else rest + new
+    # What an empty pattern matches in the middle is not read.
+    if not pattern:
+        return None
+    done, position = "", 0
+    while position < len(text):
+        # The longest match at each position counts, so ends go from the end of the text backwards.
+        for end in range(len(text), position, -1):
+            found = matches(pattern, text[position:end])
+            # The pattern is malformed: nothing is known of the result.
+            if found is None:
+                return None
+            if found:
+                done, position = done + new, end
+                if operator == "/":
+                    return done + text[position:]
+                break
+        else:
+            done, position = done + text[position], position + 1
+    return done

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.code import beside
 from megatron_hetero.model.shell.expansion import in_here_document, value
+from megatron_hetero.model.shell.held import Made
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import REDIRECTIONS, source
-from megatron_hetero.model.shell.values import Word, concatenate
+from megatron_hetero.model.shell.values import Word, concatenate, file_name
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -105,10 +105,25 @@ def note_written(shell: Shell, redirections: Sequence[Node]) -> None:
             note_names(shell, [value(shell, child) for child in named[:1]])
 
 
+def note_made(
+    shell: Shell, words: Sequence[Word], redirections: Sequence[Node], given: Word | None
+) -> None:
+    """Remember the text of `cat > FILE <<EOF`, which is surely run; after `note_written`."""
+    if [word.text for word in words] != ["cat"] or given is None or shell.context:
+        return
+    parts = [p for part in redirections for p in (part, *part.children)]
+    outputs = [p for p in parts if any(child.type in OUTPUT for child in p.children)]
+    if len(outputs) != 1 or not any(child.type in (">", ">|") for child in outputs[0].children):
+        return
+    named = [value(shell, child) for child in outputs[0].children if child.is_named]
+    if len(named) == 1 and (name := file_name(named[0])):
+        shell.records.made[name] = Made(named[0], shell.folder, given)
+
+
 def note_names(shell: Shell, words: Sequence[Word]) -> None:
     """Remember words as names of files that the script writes: none of them is read."""
     for word in words:
-        # The last part has the name itself, if the folder before it is not known.
-        text = (word.parts or (word,))[-1].text
-        if text and (not word.parts or "/" in text) and not text.startswith("/dev/"):
-            shell.records.written.add(os.path.basename(text))
+        name = file_name(word)
+        if name and not (word.text or "").startswith("/dev/"):
+            shell.records.written.add(name)
+            shell.records.made.pop(name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os.path
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -119,6 +120,13 @@ def shown_path(word: Word) -> str | None:
     # Parts such as `$0` have a text although they are not known: the path from here.
     texts = [part.text for part in word.parts or (word,)]
     return None if None in texts else "".join(text or "" for text in texts)
+
+
+def file_name(word: Word) -> str:
+    """Return the last part of a path, "" where it is not known."""
+    # The last part has the name itself, if the folder before it is not known.
+    text = (word.parts or (word,))[-1].text
+    return os.path.basename(text) if text and (not word.parts or "/" in text) else ""
 
 
 def same(one: Word, other: Word) -> bool:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.problem import ROUTES
 from megatron_hetero.serving.fleet.offers import Fleet
 from megatron_hetero.serving.fleet.shapes import shapes_of
 from megatron_hetero.serving.prices.rates import PhaseRates
+from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import PipelinePrice
-from megatron_hetero.serving.workload.requests import RequestClass
+from megatron_hetero.serving.workload.requests import RequestClass, RequestMix
 from megatron_hetero.units import format_duration
+
+
+def beyond_positions(served: ServedModel, mix: RequestMix) -> Iterator[str]:
+    """Yield a note on each class with requests that are longer than the model's context."""
+    for kind in mix.classes:
+        if served.most_tokens is not None and kind.most_tokens > served.most_tokens:
+            yield (
+                f'class "{kind.name}": its longest request has {kind.most_tokens:,} tokens, and '
+                f"the model {served.most_tokens:,} positions (max_position_embeddings): engines "
+                "refuse such requests, and the figures count them as served"
+            )
 
 
 def refuse_unserved(fleet: Fleet) -> None:

@@ -28,12 +28,14 @@ class ServedModel:
         source: where the model was read, as engines are to be given it.
         weights: format of the matrices of layers; embedding and head stay in 16 bits.
         keys_values: format of the KV cache.
+        most_tokens: tokens of a request that the model has positions for; None where that is open.
     """
 
     model: ModelSpec
     source: str
     weights: WeightFormat = "16-bit"
     keys_values: KvFormat = "16-bit"
+    most_tokens: int | None = None
 
     @property
     def weight_bytes(self) -> float:
@@ -106,7 +108,8 @@ def load_served(path: Path | str, weights: str, keys_values: str) -> ServedModel
     job = ["--micro-batch-size", "1", "--global-batch-size", "1"]
     if file.suffix == ".json":
         job += ["--seq-length", "2048"]
-    model = load_workload(file, job).model
+    workload = load_workload(file, job)
+    model = workload.model
     if model.learns_softmax_offset:
         raise UnsupportedError(
             f"{file}: attention with learned softmax offsets alternates with windows of tokens; "
@@ -114,4 +117,8 @@ def load_served(path: Path | str, weights: str, keys_values: str) -> ServedModel
         )
     # Engines are given the folder.
     source = str(file.parent if file.name == "config.json" else folder)
-    return ServedModel(model, source, weights, keys_values)  # type: ignore[arg-type]
+    # Positions that are stretched by a factor reach further than the config's number.
+    is_plain = model.position_embedding in ("learned_absolute", "rope")
+    is_plain &= "--rotary-seq-len-interpolation-factor" not in workload.megatron_args
+    most = model.max_position_embeddings if is_plain else None
+    return ServedModel(model, source, weights, keys_values, most)  # type: ignore[arg-type]

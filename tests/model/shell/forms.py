@@ -113,7 +113,24 @@ FILES: dict[str, Form] = {
     "heredoc file": ("cat > m.txt <<EOF\n--b 2\nEOF\nRUN $(cat m.txt)", "?", {"m.txt": "--b 9"}),
     "heredoc source": (
         "cat > env.sh <<'EOF'\nX=2\nEOF\nsource ./env.sh\nRUN $X",
+        "2", {"env.sh": "X=9"}),
+    "heredoc source, changed": (
+        "cat <<EOF > env.sh\nX=2\nEOF\nsed -i s/2/3/ env.sh\n. ./env.sh\nRUN $X",
         "?!", {"env.sh": "X=9"}),
+    "heredoc source, more": (
+        "cat > env.sh <<E\nX=2\nE\ncat >> env.sh <<E\nX=3\nE\n. ./env.sh\nRUN $X",
+        "?!", {"env.sh": "X=9"}),
+    "heredoc source, perhaps": (
+        'if [ "$U" ]; then cat > env.sh <<E\nX=2\nE\nfi\n. ./env.sh\nRUN $X',
+        "?!", {"env.sh": "X=9"}),
+    "heredoc source, another folder": (
+        "mkdir d; cat > d/env.sh <<E\nX=2\nE\n. ./env.sh\nRUN $X",
+        "?!", {"env.sh": "X=9"}),
+    "heredoc run": (
+        "L=4\ncat > r.sh <<E\nexport N=$L\nRUN \\$1 \\$N $U\nE\nchmod +x r.sh\n"
+        "bash ./r.sh 7", "7|4|?"),
+    "heredoc run, any name": (
+        "T=$PWD/job.$$\ncat <<'E' > $T\nRUN $1\nE\nL=2 bash $T 7", "7"),
     "echo to file": ("echo X=2 > env.sh\n. ./env.sh\nRUN $X", "?!", {"env.sh": "X=9"}),
     "append to file": ("echo X=2 >> env.sh\n. ./env.sh\nRUN $X", "?!", {"env.sh": "X=9"}),
     "sed -i": ("sed -i s/9/2/ env.sh\n. ./env.sh\nRUN $X", "?!", {"env.sh": "X=9\n"}),
@@ -143,6 +160,15 @@ VALUES: dict[str, Form] = {
         'for k in "${!M[@]}"; do X+="--$k ${M[$k]} "; done\nRUN $X',
         "?"),
     "table values": ('declare -A M=([x]=1 [y]=2 [zeta]=3 [alpha]=4)\nRUN "${M[@]}"', "?|?|?|?"),
+    "table quoted keys": (
+        "declare -A M=([x]=1 ['y z']=2); i=x; M[\"w\"]=3; M['v v']=4\n"
+        "RUN ${M[\"x\"]} ${M['y z']} \"${M[\"y z\"]}\" ${M[\"$i\"]} ${M[w]} ${M[\"v v\"]}",
+        "1|2|2|1|3|4"),
+    "table quoted keys, changed": (
+        "declare -A M=([x]=12)\n"
+        "RUN ${M[\"x\"]%2} ${M[\"x\"]:-7} ${M['q']:-7} ${#M[\"x\"]} ${M[\"x$U\"]}",
+        "1|12|7|2|?"),
+    "quoted index": ('A=(1 2 3); i=2\nRUN ${A["0"]} ${A["$i"]} $(("3" + "2"))', "1|3|5"),
     "table count": ("declare -A M=([x]=1 [y]=2)\nRUN ${#M[@]}", "2"),
     "trap err": ("trap 'X=3' ERR\nX=1\nfalse\nRUN $X", "1!"),
     "trap debug": ("X=1\ntrap 'X=3' DEBUG\nRUN $X", "?!"),
@@ -171,7 +197,10 @@ VALUES: dict[str, Form] = {
     "heredoc quoted": ('A=5; X=$(cat <<\'EOF\'\n--b $A\nEOF\n)\nRUN "$X"', "--b $A"),
     "subst pattern": (
         "X=abcabc\nRUN ${X/#a/z} ${X/%c/z} ${X/b} ${X//b/} ${X/#b/z}",
-        "?|?|acabc|acac|?"),
+        "zbcabc|abcabz|acabc|acac|abcabc"),
+    "subst ends": (
+        'A=(bf16 "lr=1" ""); X=abab\nRUN "${A[@]/#/--}" ${X/%/z} ${X/#a*b/q} ${X/%[ab]/} ${X/#}',
+        "--bf16|--lr=1|--|ababz|q|aba|abab"),
     "subst nl": ('X=$\'a\\nb\'\nRUN "${X//$\'\\n\'/ }"', "a b"),
     "tilde colon": ("HOME=/h; X=a:~/b\nRUN $X", "?"),
     "star no slash": ("RUN *.txt", "?", {"f.txt": "", "g.txt": ""}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.fleet.offers import make_fleet
-from megatron_hetero.serving.fleet.unserved import refuse_unserved
+from megatron_hetero.serving.fleet.unserved import beyond_positions, refuse_unserved
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.served import load_served
 from megatron_hetero.serving.workload.load import load_request_mix
@@ -40,6 +41,20 @@ def test_it_says_which_of_length_and_deadlines_is_too_much(
     fleet = make_fleet(CLUSTER, SERVED, ENGINES["vllm"], mix)
     with pytest.raises(InfeasiblePlanError, match=f'class "chat": .*{message}'):
         refuse_unserved(fleet)
+
+
+def test_requests_beyond_the_context_of_the_model_are_named(tmp_path: Path) -> None:
+    chat, documents = MIX.classes
+    chat = replace(chat, input_tokens=TokenLengths(((9000, 1.0),)))
+    long = replace(MIX, classes=(chat, documents))
+    assert not list(beyond_positions(SERVED, MIX))
+    (note,) = beyond_positions(SERVED, long)
+    assert 'class "chat": its longest request has 9,253 tokens, and the model 8,192 pos' in note
+    # Positions that are stretched reach further than the number of the config.
+    config = json.loads((EXAMPLE / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not list(beyond_positions(load_served(tmp_path, "16-bit", "16-bit"), long))
 
 
 def test_a_class_without_deadlines_is_served() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from megatron_hetero.cluster.gpu_names import names_match
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import NODE_VARIABLE, visible_devices_variable
+from megatron_hetero.flags.planned_sizes import differing_sizes
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.layout import format_layout
@@ -21,7 +21,6 @@ from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import bus
-from megatron_hetero.schedule.stock import common_micro_batch_size
 
 
 def check_binding(plan: Plan, rank: int, position: Position) -> None:
@@ -129,24 +128,6 @@ def binding_lines(plan: Plan) -> Iterator[str]:
         )
 
 
-_PLANNED_MODEL = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "seq_length",
-    "gated_mlp",
-    "tied_embeddings",
-    "num_experts",
-    "moe_layer_freq",
-    "moe_shared_expert_intermediate_size",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "v_head_dim",
-)
-
-
 def check_same_model(plan: Plan, workload: Workload) -> None:
     """Refuse flags that describe a model or batch unlike the plan's.
 
@@ -155,24 +136,7 @@ def check_same_model(plan: Plan, workload: Workload) -> None:
     """
     if plan.workload is None:
         return
-    # Sizes that the plan was made for; all other flags are the user's to change.
-    pairs = [
-        (field, getattr(plan.workload.model, field), getattr(workload.model, field))
-        for field in _PLANNED_MODEL
-    ] + [
-        (
-            field.name,
-            getattr(plan.workload.training, field.name),
-            getattr(workload.training, field.name),
-        )
-        for field in fields(workload.training)
-        if field.name in ("global_batch_size", "micro_batch_size", "precision", "sequence_parallel")
-    ]
-    # Where all replicas have one size of their own, `flags` writes it in the place of the job's.
-    also = {("micro_batch_size", common_micro_batch_size(plan))}
-    differing = [
-        f"{name}: plan {a}, flags {b}" for name, a, b in pairs if a != b and (name, b) not in also
-    ]
+    differing = differing_sizes(plan, workload)
     if differing:
         raise UsageError(
             "the flags describe another job than the plan was made for:\n  "

@@ -1,0 +1,68 @@
+"""Sizes of the model and batch that a plan was made for, beside those that flags describe."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from megatron_hetero.errors import ModelError
+from megatron_hetero.model.arguments import JobText, command_line_words, group_arguments
+from megatron_hetero.model.megatron_flags import workload_from_arguments
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.stock import common_micro_batch_size
+
+_PLANNED_MODEL = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "seq_length",
+    "gated_mlp",
+    "tied_embeddings",
+    "num_experts",
+    "moe_layer_freq",
+    "moe_shared_expert_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "v_head_dim",
+)
+_PLANNED_TRAINING = ("global_batch_size", "micro_batch_size", "precision", "sequence_parallel")
+
+
+def differing_sizes(plan: Plan, workload: Workload) -> tuple[str, ...]:
+    """Return each size in which flags describe another job than a plan was made for, with both
+    values."""
+    if plan.workload is None:
+        return ()
+    # Sizes that the plan was made for; all other flags are the user's to change.
+    planned, training = plan.workload.model, plan.workload.training
+    pairs = [
+        (field, getattr(planned, field), getattr(workload.model, field)) for field in _PLANNED_MODEL
+    ] + [
+        (field.name, getattr(training, field.name), getattr(workload.training, field.name))
+        for field in fields(workload.training)
+        if field.name in _PLANNED_TRAINING
+    ]
+    # Where all replicas have one size of their own, `flags` writes it in the place of the job's.
+    also = {("micro_batch_size", common_micro_batch_size(plan))}
+    return tuple(
+        f"{name}: plan {a}, flags {b}" for name, a, b in pairs if a != b and (name, b) not in also
+    )
+
+
+def own_flags_differ(plan: Plan, source: str) -> tuple[str, ...]:
+    """Return `differing_sizes` of a plan's own `megatron_args`, which an edit may have changed;
+    nothing where these do not describe a whole model."""
+    if plan.workload is None:
+        return ()
+    words = list(plan.workload.megatron_args)
+    if "--vocab-size" not in words:
+        # The tokenizer that tells it may be on another machine.
+        words += ["--vocab-size", str(plan.workload.model.vocab_size)]
+    job = JobText(source, group_arguments(command_line_words(words)))
+    try:
+        workload = workload_from_arguments(job, is_planned=False)
+    except ModelError:
+        return ()
+    return differing_sizes(plan, workload)
