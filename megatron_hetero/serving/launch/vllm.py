@@ -30,6 +30,9 @@ def vllm_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
         "--block-size", str(settings.block_tokens),
         "--max-num-batched-tokens", str(settings.max_batched_tokens),
         "--max-num-seqs", str(replica.max_sequences),
+        # Where the model's positions are more than keys and values have room for, vLLM would not
+        # start.
+        "--max-model-len", "auto",
         *_QUANTIZATION[plan.model.weights],
     ]  # fmt: skip
     if plan.model.keys_values == "fp8":

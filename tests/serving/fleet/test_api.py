@@ -162,7 +162,9 @@ def test_scripts_are_bash_with_the_engines_flags(largest: ServingPlan, tmp_path:
     assert sum(rates) > 0
     text = next(f.text for f in files if f.name == "prefill-0.sh")
     assert '"kv_connector":"NixlConnector"' in text
-    assert "--max-num-batched-tokens 8192" in text
+    assert "--max-num-batched-tokens 8192 " in text
+    # A model may have more positions than the replica has room for.
+    assert "--max-model-len auto " in text
     decoders = next(f.text for f in files if f.name == "router-prefill-decode.sh")
     assert decoders.count("--decode ") == sum(r.phase == "decode" for r in largest.replicas)
 
