@@ -15,6 +15,7 @@ from megatron_hetero.cost.placement import PlacedReplica
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.stage_prices import StagePrices
 from megatron_hetero.cost.work.compute import PartSeconds, PassTimes, part_seconds, speed_of
+from megatron_hetero.cost.work.context_parallel import merging_times
 from megatron_hetero.cost.work.ends import (
     embedding_times,
     head_product,
@@ -34,7 +35,8 @@ class StageCauses:
     the stage's time.
 
     `attention_s` is what lies between the two products of attention, `memory_s` norms, activations,
-    rotation, losses and gradients' accumulation, `launches_s` the wait for the host beyond all that
+    rotation, losses, the rounds of a context-parallel ring put together and gradients'
+    accumulation, `launches_s` the wait for the host beyond all that
     the GPU has to do, `communication_s` that of tensor, context and expert parallelism and of
     sharded layers.
     """
@@ -157,6 +159,8 @@ def _of_piece(pieces: PieceTimes, piece: Piece) -> StageCauses:
                     for gpu, share in source.members
                 )
             )
+        merging_s = merging_times(source.workload, source.members).total_s
+        found = replace(found, memory_s=found.memory_s + merging_s)
     else:
         # The ends: a lookup in memory, or a product with the vocabulary.
         of = _embedding if piece == "embedding" else _head

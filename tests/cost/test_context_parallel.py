@@ -22,7 +22,9 @@ from megatron_hetero.cost.work.calibration import shipped_calibration
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
     group_layer_times,
+    speed_of,
 )
+from megatron_hetero.cost.work.context_parallel import merging_times
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 from megatron_hetero.plan.sharding.token_shares import token_counts
@@ -51,9 +53,16 @@ def test_context_parallel_ranks_divide_all_work_evenly() -> None:
     part = member_shares(workload.model, 1, None, 4)[0]
     core, of_all = (core_attention_times(workload, [(FAST, share)]) for share in (part, whole))
     layer, of_all_layer = (group_layer_times(workload, [(FAST, s)]) for s in (part, whole))
-    # A call of fused attention has a fixed cost, however small it is.
-    call_s = shipped_calibration().attention.call_s["forward"]
-    assert core.forward_s - call_s == pytest.approx((of_all.forward_s - call_s) / 4)
+    # A call of fused attention has a fixed cost, however small it is; a ring has four, and shorter
+    # sequences in each.
+    calibration = shipped_calibration()
+    call_s = calibration.attention.call_s["forward"]
+    efficiency = {
+        length: calibration.attention_efficiency(FAST, workload.model.kv_channels, length).forward
+        for length in (4096, 16384)
+    }
+    slower = efficiency[16384] / efficiency[4096]
+    assert core.forward_s - 4 * call_s == pytest.approx(slower * (of_all.forward_s - call_s) / 4)
     # Products have one as well, read all weights, and short ones run at a higher clock.
     assert layer.forward_s == pytest.approx(of_all_layer.forward_s / 4, rel=0.05)
 
@@ -65,6 +74,21 @@ def test_unlike_shares_divide_attention_as_they_divide_tokens() -> None:
     three, one = (core_attention_times(workload, [(FAST, share)]) for share in parts)
     call_s = shipped_calibration().attention.call_s["forward"]
     assert three.forward_s - call_s == pytest.approx(3 * (one.forward_s - call_s))
+
+
+def test_a_ring_merges_what_its_rounds_give() -> None:
+    """Two ranks of 16 tokens: keys and values of 8 elements each, queries of 16, two bytes each."""
+    workload = make_workload(
+        seq_length=32, hidden_size=32, num_attention_heads=4, num_query_groups=2
+    )
+    share = member_shares(workload.model, 1, None, 2)[0]
+    found = merging_times(workload, [(FAST, share)])
+    forward, backward = 2 * 16 + 5 * 16, 4 * 16 + 2 * 16 + 3 * 16 + 1.5 * 16
+    memory_s = speed_of(workload.training, FAST).memory_s
+    assert found.forward_s == pytest.approx(memory_s(2 * 16 * forward))
+    assert found.backward_s == pytest.approx(memory_s(2 * 16 * backward))
+    whole = even_share(workload.model, 1)
+    assert merging_times(workload, [(FAST, whole)]).total_s == 0.0
 
 
 def test_local_layers_that_divide_sequences_store_no_scores() -> None:

@@ -267,7 +267,7 @@ class Calibration:
         Args:
             gpu: the type.
             head_size: elements of a head's queries.
-            seq_length: tokens of a sequence, all of it where a context-parallel group divides it.
+            seq_length: tokens of a sequence in one call; a part of it in a context-parallel ring.
         """
         name = self.same_chip.get(gpu.name, gpu.name)
         return self.attention.reached(name, head_size, seq_length)

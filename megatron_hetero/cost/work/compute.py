@@ -255,7 +255,7 @@ def part_seconds(
     work = work_of(workload.model, training, share, is_fused)
     products = speed.layer_products(work.products)
     elementwise_s = speed.memory_s(work.memory_bytes)
-    core = _core_times(workload, gpu, work, speed, is_fused, calibration)
+    core = _core_times(workload, (gpu, share), work, speed, is_fused, calibration)
     accumulation_s = gradient_accumulation_s(work.num_params, speed, training)
     # What is recomputed takes a forward pass once more.
     again = 1.0 if training.recompute == "full" else 0.0
@@ -267,9 +267,20 @@ def part_seconds(
     )
 
 
+def is_ring(training: TrainingSpec, members: Sequence[tuple[GpuType, TensorShare]]) -> bool:
+    """Return whether keys and values go round in a ring: with fused attention on all members and
+    equal parts of sequences."""
+    return all(
+        share.context_parallel > 1
+        and share.context_shares is None
+        and uses_flash_attention(training, gpu)
+        for gpu, share in members
+    )
+
+
 def _core_times(
     workload: Workload,
-    gpu: GpuType,
+    member: tuple[GpuType, TensorShare],
     work: Work,
     speed: Speed,
     is_fused: bool,
@@ -279,15 +290,19 @@ def _core_times(
     # The MLP has no scores.
     if not work.attention_flops:
         return PassTimes(0.0, 0.0)
+    gpu, share = member
     if is_fused:
+        # A ring has a call for each round, of queries and keys of one part of the sequence.
+        rounds = share.context_parallel if is_ring(workload.training, (member,)) else 1
         # The kernel's own tables: a part of the rate of large products, and a fixed cost a call.
         calibration = calibration or shipped_calibration()
-        part = calibration.attention_efficiency(gpu, work.head_size, workload.model.seq_length)
+        length = workload.model.seq_length // rounds
+        part = calibration.attention_efficiency(gpu, work.head_size, length)
         flops, call_s = sum(work.attention_flops), calibration.attention.call_s
         rate = speed.products.flops_per_s
         return PassTimes(
-            flops / (rate * part.forward) + call_s["forward"],
-            _FUSED_BACKWARD_FLOPS * flops / (rate * part.backward) + call_s["backward"],
+            flops / (rate * part.forward) + rounds * call_s["forward"],
+            _FUSED_BACKWARD_FLOPS * flops / (rate * part.backward) + rounds * call_s["backward"],
         )
     # Unfused: two batched products, and each score moved through memory several times.
     products_s = speed.batched_s(work.attention_flops)
@@ -316,7 +331,7 @@ def core_attention_times(
         is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
         work = attention_work(model, training, share, is_fused)
         speed = speed_of(training, gpu, calibration)
-        found.append(_core_times(workload, gpu, work, speed, is_fused, calibration))
+        found.append(_core_times(workload, (gpu, share), work, speed, is_fused, calibration))
     return slowest(found)
 
 

@@ -8,21 +8,12 @@ from typing import NamedTuple
 
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import GpuType
-from megatron_hetero.cost.network.collectives import (
-    context_parallel_times,
-    end_exchanges,
-)
+from megatron_hetero.cost.network.collectives import end_exchanges
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.network.seconds import worst_link
-from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.cost.work.compute import (
-    PassTimes,
-    core_attention_times,
-    group_layer_times,
-    slowest,
-    uses_flash_attention,
-)
+from megatron_hetero.cost.work.compute import PassTimes, group_layer_times, slowest
+from megatron_hetero.cost.work.context_parallel import merging_times, waiting_times
 from megatron_hetero.cost.work.ends import embedding_times, head_times, joining_times
 from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
 from megatron_hetero.cost.work.launches import launching_times
@@ -184,12 +175,12 @@ def price_pieces(
     is_measured = {piece for piece, gauged in found.items() if gauged and gauged.is_measured}
     # Measured pieces are of equal members without context parallelism.
     is_even = context == 1 and len({share for _, share in members}) == 1
-    exchange = _context_exchange(workload, members, context_link)
+    exchange = waiting_times(workload, members, context_link)
     times = {
         piece: modelled[piece].total if (gauged := found[piece]) is None else gauged.times
         for piece in PIECES
     }
-    times["decoder_layer"] += exchange
+    times["decoder_layer"] += exchange + merging_times(workload, members)
     # What was measured includes the host's launches.
     for piece in set(PIECES) - is_measured:
         times[piece] = slowest([times[piece], launching_times(workload, profile, piece, members)])
@@ -369,37 +360,3 @@ def _gauged(
             return None
         found.append(gauged)
     return Gauged(slowest([g.times for g in found]), all(g.is_measured for g in found))
-
-
-def _context_exchange(
-    workload: Workload, members: Sequence[Member], link: Link | None
-) -> PassTimes:
-    """Time a layer's wait for the keys and values of other parts of the sequence.
-
-    In a ring they travel while attention works on those that are there: all rounds but the first
-    hide that long.  Recomputed attention asks for them again.  Where they are gathered, unlike
-    parts travel as long as the longest of them (`runtime.parallel.context_attention`).
-    """
-    model, training = workload.model, workload.training
-    context = members[0][1].context_parallel
-    if context == 1:
-        return PassTimes(0.0, 0.0)
-    # A ring needs fused attention on all members and equal parts of sequences.
-    share = members[0][1]
-    is_ring = share.context_shares is None and all(
-        uses_flash_attention(training, gpu) for gpu, _ in members
-    )
-    sizes = [attention_sizes(model, share) for _, share in members]
-    # Latent attention has as wide keys as queries; else keys are as wide as values.
-    both = max(sum(s) if model.kv_lora_rank else 2 * s[1] for s in sizes)
-    tokens = training.micro_batch_size * context * max(share.all_sequence_tokens(model))
-    num_bytes = both * tokens * training.element_bytes
-    forward_s, backward_s = context_parallel_times(num_bytes, context, link, is_ring)
-    if is_ring:
-        core, hidden = core_attention_times(workload, members), (context - 1) / context
-        forward_s = max(0.0, forward_s - hidden * core.forward_s)
-        backward_s = max(0.0, backward_s - hidden * core.backward_s)
-    # Recomputed attention asks for keys and values once more in the backward pass.
-    if training.recompute != "none":
-        backward_s += forward_s
-    return PassTimes(forward_s, backward_s)

@@ -1,0 +1,82 @@
+"""What dividing sequences among groups adds to a layer: the wait for keys and values, and merging
+what the rounds of a ring give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cost.network.collectives import context_parallel_times
+from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.work.compute import (
+    PassTimes,
+    core_attention_times,
+    is_ring,
+    slowest,
+    speed_of,
+)
+from megatron_hetero.cost.work.under_products import Member
+from megatron_hetero.model.spec import Workload
+
+
+def waiting_times(
+    workload: Workload, members: Sequence[Member], link: Link | None
+) -> PassTimes:
+    """Time a layer's wait for the keys and values of other parts of the sequence.
+
+    In a ring keys and values travel while attention works on those that are there: all rounds but
+    the first hide that long.  Recomputed attention asks for them again.  Where they are gathered,
+    unlike parts travel as long as the longest of them (`runtime.parallel.context_attention`).
+
+    Args:
+        workload: the job.
+        members: type and share of each GPU of a group.
+        link: the slowest between GPUs that hold other parts of the same sequences.
+    """
+    model, training = workload.model, workload.training
+    context = members[0][1].context_parallel
+    if context == 1:
+        return PassTimes(0.0, 0.0)
+    share, in_ring = members[0][1], is_ring(training, members)
+    sizes = [attention_sizes(model, share) for _, share in members]
+    # Latent attention has as wide keys as queries; else keys are as wide as values.
+    both = max(sum(s) if model.kv_lora_rank else 2 * s[1] for s in sizes)
+    tokens = training.micro_batch_size * context * max(share.all_sequence_tokens(model))
+    num_bytes = both * tokens * training.element_bytes
+    forward_s, backward_s = context_parallel_times(num_bytes, context, link, in_ring)
+    if in_ring:
+        core, hidden = core_attention_times(workload, members), (context - 1) / context
+        forward_s = max(0.0, forward_s - hidden * core.forward_s)
+        backward_s = max(0.0, backward_s - hidden * core.backward_s)
+    # Recomputed attention asks for keys and values once more in the backward pass.
+    if training.recompute != "none":
+        backward_s += forward_s
+    return PassTimes(forward_s, backward_s)
+
+
+def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
+    """Time what a ring moves through a GPU's memory around its calls of attention in a layer; zero
+    without a ring.
+
+    Elements read and written by `AttnFuncWithCPAndKVP2P` of Transformer Engine 2.20, on the rank
+    with the last part of a causal sequence.  Forward: keys and values are put side by side, the
+    first round's result is copied, and that of each other round is added to it.  Backward: keys and
+    values are copied, and the gradients of queries, keys and values are copied in the first round
+    and added in the others, half of those of keys and values.
+    """
+    model, training = workload.model, workload.training
+    if not is_ring(training, members):
+        return PassTimes(0.0, 0.0)
+    found = []
+    for gpu, share in members:
+        query, value = attention_sizes(model, share)
+        key, result = (query, value) if model.kv_lora_rank else (value, query)
+        pair, rounds = key + value, share.context_parallel - 1
+        forward = 2 * pair + (2 + 3 * rounds) * result
+        backward = 4 * pair + 2 * query + (3 * query + 1.5 * pair) * rounds
+        if training.recompute != "none":
+            backward += forward
+        num_bytes = share.num_tokens(model, training) * training.element_bytes
+        memory_s = speed_of(training, gpu).memory_s
+        found.append(PassTimes(memory_s(forward * num_bytes), memory_s(backward * num_bytes)))
+    return slowest(found)
