@@ -192,7 +192,12 @@ def test_choices_against_brute_force(num: int) -> None:
 def small_cards(memory_gib: int) -> Problem:
     """Four equal cards on fast links, which no plan divides otherwise than by replicas."""
     gpu = replace(SLOW, memory_bytes=memory_gib << 30)
-    limits = Limits(memory_reserve_bytes=0, max_tensor_parallel=1, max_pipeline_parallel=1)
+    limits = Limits(
+        memory_reserve_bytes=0,
+        max_tensor_parallel=1,
+        max_pipeline_parallel=1,
+        as_given=("context_parallel",),
+    )
     workload = make_workload(
         12,
         2048,
