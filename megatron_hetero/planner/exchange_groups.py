@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import may_choose
@@ -91,16 +92,18 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     # Groups need the plug-in: over a stock plan they must gain what the plug-in has to gain.
     wanted_s = best.step_time_s * (1 - (PLUGIN_GAIN if best.is_stock else MIN_GAIN))
     # The best may have no groups, where one further behind may, and gain more by these.
-    ranked, shortest = (
-        [one for one in those if _may_group(problem, one.placement)][:NUM_NEAR]
-        for those in (distinct(board.ranking_of_all), shortest_pipelines(board))
-    )
+    tried = [
+        candidate
+        for those in ([best], distinct(board.ranking_of_all), shortest_pipelines(board))
+        for candidate in islice(
+            (one for one in those if _may_group(problem, one.placement)), NUM_NEAR
+        )
+    ]
     found = best
-    for candidate in (best, *ranked, *shortest):
+    for candidate in tried:
         # Even without any exchange it would not be fast enough.
         rest_s = candidate.step_time_s - candidate.cost.gradient_sync_s
-        is_beaten = rest_s >= min(wanted_s, found.step_time_s)
-        if is_beaten or not _may_group(problem, candidate.placement):
+        if rest_s >= min(wanted_s, found.step_time_s):
             continue
         for placement, cost in grouped(costs, candidate.placement):
             if cost.step_time_s < min(wanted_s, found.step_time_s):

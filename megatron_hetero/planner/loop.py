@@ -114,8 +114,8 @@ class Loop:
         # In the largest clusters the completions alone may take all of it.
         end, found = self.rungs.done + work, []
         for structure in structures:
-            one = self.rungs.sized(structure)
-            found += [] if one is None else [one]
+            if (one := self.rungs.sized(structure)) is not None:
+                found.append(one)
             if self.rungs.done > end:
                 break
         estimated = sorted(map(self.rungs.estimated, found))

@@ -133,15 +133,16 @@ def numbers_of_chunks(
         form: of its groups.
         most: the largest number of chunks.
     """
-    num_stages, recompute = grid.num_stages, form.settings.recompute
+    num_stages, settings = grid.num_stages, form.settings
     batch = problem.workload.training.global_batch_size
-    number, rest = divmod(batch // grid.num_replicas, form.settings.micro_batch_size)
+    number, rest = divmod(batch // grid.num_replicas, settings.micro_batch_size)
     if rest:
         return ()
     # Every chunk has a layer.
     most = min(most, problem.num_layers // num_stages)
-    is_interleaved = recompute != "as needed" and num_stages > 1 and number % num_stages == 0
+    is_interleaved = num_stages > 1 and number % num_stages == 0
+    is_interleaved &= settings.recompute != "as needed"
     return (
-        *((1,) if most and recompute in ("as needed", "selective") else ()),
+        *((1,) if most and settings.least_chunks == 1 else ()),
         *(range(2, most + 1) if is_interleaved else ()),
     )

@@ -199,8 +199,7 @@ class _StockSearch:
 
     def _lay(self, ranks: StockRanks, form: GroupForm) -> None:
         """Bound a form on each of its grids."""
-        least_chunks = 1 if form.settings.recompute in ("as needed", "selective") else 2
-        grids, bounds_s = self._bounds.paces_s(ranks, form, least_chunks)
+        grids, bounds_s = self._bounds.paces_s(ranks, form, form.settings.least_chunks)
         self._push_in_turn(GridsItem(*in_order(bounds_s), form, grids))
 
     def _push_in_turn(self, item: FormsItem | GridsItem) -> None:

@@ -30,6 +30,12 @@ class StockSettings:
         """Return the recompute before any layer gets more because memory asks for it."""
         return "none" if self.recompute == "as needed" else self.recompute
 
+    @property
+    def least_chunks(self) -> int:
+        """The fewest chunks of a stage: none and all are for several, as `as needed` has both for
+        stages in one piece."""
+        return 1 if self.recompute in ("as needed", "selective") else 2
+
     def share(self, model: ModelSpec, width: int, context_parallel: int) -> TensorShare | None:
         """Return the contents of each GPU of a group, or None for a plain equal part."""
         if context_parallel == 1 and self.expert_groups is None:
