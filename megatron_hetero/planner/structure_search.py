@@ -26,12 +26,15 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.loop import MAX_ESTIMATED, PART, Descent, Loop, SearchLimits
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.moves.unlike_groups import in_unlike_parts, joined
+from megatron_hetero.planner.oracle.structures import all_structures
 from megatron_hetero.planner.problem import Structure, chains_of, layers_of
 from megatron_hetero.planner.seeds.divided import divided_structures
 from megatron_hetero.planner.seeds.starts import promising
 
 _FEW_DIVIDED = 32
 """Structures with divided sequences that are completed, if another structure fits."""
+_FEW_GPUS = 4
+"""GPUs up to which every structure with divided sequences is looked at."""
 _NUM_CHANGED = 3
 """Fastest structures of which a single stage divides sequences, or of which stages are joined into
 groups of unequal shares."""
@@ -135,15 +138,19 @@ class Phases:
                     self.rungs.queued(tuned, tuned.candidate)
 
     def divide(self) -> None:
-        """Go on from structures that divide sequences."""
+        """Go on from structures that divide sequences: of a few GPUs from each that there is."""
+        problem, loop = self.problem, self.loop
+        if not problem.divides_sequences:
+            return
+        if problem.num_gpus <= _FEW_GPUS:
+            loop.go_on_from(all_structures(problem, divided=True), loop.limits.slack)
         # With something that fits, divided sequences get a small part of the work.
-        most = MAX_ESTIMATED if self.loop.known_s == inf else _FEW_DIVIDED
-        divided = divided_structures(self.problem, self.loop.known_s, most)
-        self.loop.go_on_from(chain(divided, in_unlike_parts(self.problem)))
+        most = MAX_ESTIMATED if loop.known_s == inf else _FEW_DIVIDED
+        divided = divided_structures(problem, loop.known_s, most)
+        loop.go_on_from(chain(divided, in_unlike_parts(problem)))
         # Grids divide all stages; the fastest structures may gain by a single one.
-        if self.problem.divides_sequences:
-            shape = self.rungs.completer.shape
-            self.change(lambda own: neighbours(self.problem, own.structure, shape, divided=True))
+        shape = self.rungs.completer.shape
+        self.change(lambda own: neighbours(problem, own.structure, shape, divided=True))
 
     def change(self, moves: Callable[[Completion], Iterable[Structure]]) -> None:
         """Go on from what some moves make of the fastest."""

@@ -26,7 +26,14 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import arranged
 from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
-from megatron_hetero.planner.problem import Chain, Problem, Unit, joined_units, make_problem
+from megatron_hetero.planner.problem import (
+    Chain,
+    Problem,
+    Unit,
+    divides,
+    joined_units,
+    make_problem,
+)
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases
@@ -205,6 +212,33 @@ def test_one_stage_alone_divides_sequences() -> None:
     cluster = make_cluster(("a", FAST, 3), ("b", SLOW, 1), inside=Link(100e9, 3e-6), limits=GIVEN)
     plan = plan_cluster(cluster, long_job(65536, num_layers=4, global_batch_size=2))
     assert format_layout(plan.layout) == "tp1cp2:3,tp1:1 @2"
+
+
+@pytest.mark.parametrize("counts", [(2, 1), (2, 2), (3, 1), (4, 0), (4, 1)])
+def test_every_structure_with_a_divided_stage_is_listed_once(counts: tuple[int, int]) -> None:
+    """As a plain enumeration, which merges groups one by one, tells."""
+    nodes = [(name, FAST, n) for name, n in zip("ab", counts, strict=True) if n]
+    problem = make_problem(make_cluster(*nodes, limits=GIVEN), long_job(4096))
+    listed = [_kind(found) for found in all_structures(problem, divided=True)]
+    wanted = {_kind(found) for found in every_structure(problem) if divides(found)}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == wanted
+
+
+def _kind(structure: tuple[Chain, ...]) -> tuple[object, ...]:
+    """Up to the choice among a node's equal GPUs."""
+    chains = [[(u.form, tuple(node for node, _ in u.parts)) for u in own] for own in structure]
+    return tuple(sorted(map(tuple, chains)))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_single_divided_stage_behind_a_plain_one_is_found(sequence_parallel: bool) -> None:
+    """Found by brute force: no start of the search and no move of its fastest leads to it."""
+    cluster = make_cluster(("a", FAST, 3), ("b", SLOW, 1), inside=Link(100e9, 3e-6), limits=GIVEN)
+    workload = long_job(
+        4096, num_layers=2, sequence_parallel=sequence_parallel, use_distributed_optimizer=False
+    )
+    check_near_brute_force(cluster, workload)
 
 
 @pytest.mark.slow

@@ -8,19 +8,27 @@ from itertools import combinations, pairwise
 
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
-Kind = tuple[str, int]
-"""A unit up to the choice among a node's equal GPUs: (node, width)."""
+Kind = tuple[tuple[tuple[str, int], ...], int]
+"""A unit up to the choice among a node's equal GPUs: groups on each node, and their width."""
 
 
-def all_structures(problem: Problem) -> Iterator[tuple[Chain, ...]]:
-    """Yield every choice of units, replicas and stage orders; replicas come in one order only."""
+def all_structures(problem: Problem, *, divided: bool = False) -> Iterator[tuple[Chain, ...]]:
+    """Yield every choice of units, replicas and stage orders; replicas come in one order only.
+
+    Stages are single groups; with `divided`, one at least is of several, which divide sequences.
+    """
     counts = list(problem.replica_counts())
-    for kinds in _unit_choices(problem, 0):
-        for chains in _arrangements(Counter(kinds), ()):
-            if len(chains) in counts:
-                structure = _with_gpus(problem, chains)
-                if all(problem.chain_is_allowed(chain) for chain in structure):
-                    yield structure
+    for groups in _unit_choices(problem, 0):
+        choices = sorted(_joined(groups) - {tuple(sorted(groups))}) if divided else [groups]
+        for kinds in choices:
+            for chains in _arrangements(Counter(kinds), ()):
+                if len(chains) in counts:
+                    structure = _with_gpus(problem, chains)
+                    if all(
+                        problem.chain_is_allowed(chain) and all(map(problem.may_be_a_unit, chain))
+                        for chain in structure
+                    ):
+                        yield structure
 
 
 def _unit_choices(problem: Problem, index: int) -> Iterator[tuple[Kind, ...]]:
@@ -31,7 +39,23 @@ def _unit_choices(problem: Problem, index: int) -> Iterator[tuple[Kind, ...]]:
     node = problem.nodes[index].name
     for cut in _cuts(len(problem.gpus[node]), problem.widths[node]):
         for rest in _unit_choices(problem, index + 1):
-            yield tuple((node, width) for width in cut) + rest
+            yield tuple((((node, 1),), width) for width in cut) + rest
+
+
+def _joined(groups: tuple[Kind, ...]) -> set[tuple[Kind, ...]]:
+    """Return every multiset of units that groups of one width form, single or together."""
+    if not groups:
+        return {()}
+    (parts, width), *rest = groups
+    found = set()
+    for units in _joined(tuple(rest)):
+        found.add(tuple(sorted((groups[0], *units))))
+        for u, (others, own_width) in enumerate(units):
+            if own_width == width:
+                numbers = Counter(dict(parts)) + Counter(dict(others))
+                one = tuple(sorted(numbers.items())), width
+                found.add(tuple(sorted((*units[:u], one, *units[u + 1 :]))))
+    return found
 
 
 def _cuts(num_gpus: int, widths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -72,16 +96,20 @@ def _sequences(kinds: Counter[Kind]) -> Iterator[tuple[Kind, ...]]:
 
 
 def _with_gpus(problem: Problem, chains: tuple[tuple[Kind, ...], ...]) -> tuple[Chain, ...]:
-    """Give every unit the next free GPUs of its node."""
+    """Give every unit the next free GPUs of its nodes."""
     taken: Counter[str] = Counter()
     structure = []
     for chain in chains:
         units = []
-        for node, width in chain:
+        for parts, width in chain:
             # Equal GPUs of a node are taken in order: which of them does not matter.
-            gpus = problem.gpus[node][taken[node] : taken[node] + width]
-            taken[node] += width
-            units.append(Unit(node, gpus))
+            indices = {}
+            for node, num_groups in parts:
+                end = taken[node] + num_groups * width
+                indices[node] = problem.gpus[node][taken[node] : end]
+                taken[node] = end
+            first, *beyond = indices.items()
+            units.append(Unit(*first, sum(dict(parts).values()), tuple(beyond)))
         structure.append(tuple(units))
     return tuple(structure)
 
