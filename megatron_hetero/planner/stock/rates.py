@@ -71,10 +71,11 @@ class StockRates:
         """By what decides the price beside the kind."""
         # Names and sites of nodes do not matter for the passes of a group.
         first: dict[int, int] = {}
-        self._first_alike = {
+        self.first_alike = {
             kind: first.setdefault(problem.likeness.node(links.node.name), kind)
             for kind, links in self._kinds.items()
         }
+        """The first kind of equal machines."""
         self._dispatchers = dispatchers(problem.costs)
 
     def pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
@@ -112,7 +113,7 @@ class StockRates:
             if found is None:
                 # Without exchanges of experts kinds of equal machines have one price.
                 is_alone = form.settings.expert_groups is None or not form.has_exchange
-                first = self._first_alike[kind] if is_alone else kind
+                first = self.first_alike[kind] if is_alone else kind
                 if first not in known:
                     known[first] = self._priced(first, form)
                 found = known[kind] = known[first]
