@@ -243,7 +243,7 @@ class StockCase:
         found: dict[tuple[object, ...], _Pipeline] = {}
         # Virtual stages go chunk by chunk: from the last stage to the first.
         boundaries = (list(self._stages) * self.num_chunks)[:-1]
-        ways_s = (own_s[:, boundaries].tolist() for own_s in self._prices.boundaries_s)
+        ways_s = (own_s[:, boundaries].tolist() for own_s in self._prices.crossings_s)
         for numbers, *ways in zip(self._prices.stages.places.tolist(), *ways_s, strict=True):
             there, back = ([(busy_s, latency_s) for busy_s, latency_s in own] for own in ways)
             places = [own[number] for own, number in zip(self._places, numbers, strict=True)]

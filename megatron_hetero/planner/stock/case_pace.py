@@ -73,7 +73,8 @@ class CasePace:
         own_s, before_s = self._hops_s(self._num_chunks)
         # The first chunk of each stage before has a layer.
         passes_s = each_s + base_s if self._num_chunks == 1 else each_s
-        return own_s, before_s + _before(passes_s)
+        before_s[:, 1:] += np.cumsum(passes_s, axis=1)[:, :-1]
+        return own_s, before_s
 
     def _fill_s(self, chunks: int, *times: list[float]) -> float:
         """Bound by starts: stage i begins when a forward has come through those before it, works m
@@ -108,25 +109,18 @@ class CasePace:
         """Return the seconds for which each stage waits for its own sends of a micro-batch, and
         those of the boundaries before it, there and back, without these waits; [unlike replica,
         stage]; for its own number of chunks up to so many."""
-        there_s, back_s = (seconds.sum(axis=2) for seconds in self._prices.boundaries_s)
-        # An interleaved stage waits for what its forward passes send; its backward passes go on.
-        waits_s = np.zeros_like(there_s)
-        if self._sends == "overlapped":
-            waits_s = self._num_chunks * there_s
-            # The last stage sends back to the first what all chunks but its last one make.
-            waits_s[:, -1] = (self._num_chunks - 1) * there_s[:, -1]
-        there_s[:, -1] = back_s[:, -1] = 0.0
+        there_s, back_s = self._prices.boundaries_s
         # A message there belongs to the stage before, one back to the stage behind.
-        before_s = _before(there_s + back_s)
+        there_s, last_s, back_s = there_s[:, :-1], there_s[:, -1], back_s[:, :-1]
+        waits_s, before_s = np.zeros_like(self._times)
+        np.cumsum(there_s + back_s, axis=1, out=before_s[:, 1:])
         if self._sends == "waited" and chunks == 1:
-            back_s = np.roll(back_s, 1, axis=1)
-            return there_s + back_s, before_s - back_s
+            waits_s[:, :-1] = there_s
+            waits_s[:, 1:] += back_s
+            before_s[:, 1:] -= back_s
+        # An interleaved stage waits for what its forward passes send; its backward passes go on.
+        if self._sends == "overlapped":
+            waits_s[:, :-1] = self._num_chunks * there_s
+            # The last stage sends back to the first what all chunks but its last one make.
+            waits_s[:, -1] = (self._num_chunks - 1) * last_s
         return waits_s, before_s
-
-
-def _before(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums over the stages before each, [replica, stage]."""
-    found = np.cumsum(seconds, axis=1)
-    found[:, 1:] = found[:, :-1].copy()
-    found[:, 0] = 0.0
-    return found

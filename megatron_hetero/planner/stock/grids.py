@@ -5,7 +5,7 @@ context-parallel ranks in one of Megatron's two orders of ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -45,24 +45,29 @@ class StockRanks:
         return np.array([number[unit.node] for unit in self.units])
 
     def marks(
-        self, places: NDArray[np.int64], kinds: Sequence[int] | None = None
+        self, places: NDArray[np.int64], kinds: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
         """Return numbers in place of groups, [..., group], equal for rows of groups that are of
         like kinds and share nodes alike.
 
         Args:
             places: positions of groups, which ascend in each row.
-            kinds: in place of `kinds`.
+            kinds: in place of `kind_numbers`.
         """
-        found = 2 * np.array(self.kinds if kinds is None else kinds)[places]
+        found = 2 * (self.kind_numbers if kinds is None else kinds)[places]
         nodes = self.nodes[places]
         found[..., 1:] += nodes[..., 1:] != nodes[..., :-1]
         return found
 
     @cached_property
-    def kind_counts(self) -> Counter[int]:
-        """The number of groups of each kind."""
-        return Counter(self.kinds)
+    def kind_counts(self) -> tuple[tuple[int, int], ...]:
+        """Each kind and the number of its groups, in an order of their own."""
+        return tuple(sorted(Counter(self.kinds).items()))
+
+    @cached_property
+    def kind_numbers(self) -> NDArray[np.int64]:
+        """`kinds` as an array."""
+        return np.array(self.kinds)
 
 
 @value(frozen=True, eq=False)
@@ -128,11 +133,12 @@ class StockGrid:
     @cached_property
     def kinds_of_stages(self) -> tuple[tuple[int, ...], ...]:
         """The kinds of groups of each stage in all replicas, ascending."""
-        kinds = self.ranks.kinds
-        return tuple(
-            tuple(sorted({kinds[i] for d in range(self.num_replicas) for i in self.groups(d, p)}))
-            for p in range(self.num_stages)
-        )
+        stages = self.of_stages(self.ranks.kind_numbers)
+        return tuple([tuple(sorted(set(own))) for own in stages.tolist()])
+
+    def of_stages(self, of_groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return numbers of the groups of each stage, [stage, group of all replicas]."""
+        return of_groups[self.places].swapaxes(0, 1).reshape(self.num_stages, -1)
 
     @property
     def content(self) -> object:

@@ -39,11 +39,11 @@ class Likes:
         places = [place.setdefault(number, len(place)) for number in numbers.ravel().tolist()]
         return cls(tuple(place), np.array(places).reshape(numbers.shape))
 
-    def figures(self, price: Callable[[int], Sequence[float]]) -> NDArray[np.float64]:
+    def figures(self, price: Callable[[int], float | Sequence[float]]) -> NDArray[np.float64]:
         """Return the figures of all stages or messages, [unlike replica, stage, figure].
 
         Args:
-            price: gives those of a number.
+            price: gives those of a number, or the only one.
         """
         return np.array([price(number) for number in self.numbers])[self.places]
 
@@ -64,7 +64,7 @@ class StockLikes:
         self.links: list[StageLinks] = []
         self.ends: list[tuple[PlacedStage, PlacedStage]] = []
         self._of_links: dict[StageLinks, int] = {}
-        self._known: dict[object, int] = {}
+        self._known: dict[object, dict[bytes, int]] = {}
         self._units: dict[Unit, int] = {}
 
     def of(self, grid: StockGrid, groups: tuple[int, int] | None) -> tuple[Likes, Likes, Likes]:
@@ -113,7 +113,7 @@ class StockLikes:
     def messages(self, grid: StockGrid) -> Iterator[NDArray[np.int64]]:
         """Yield the number of the message from each stage to the next one, from the last one to
         the first, and those of the messages back, each [replica, stage]."""
-        here, kinds = grid.places, np.array(self._kinds(grid.ranks))
+        here, kinds = grid.places, self._kinds(grid.ranks)
         there = np.roll(here, -1, axis=1)
         for is_back, (one, other) in enumerate(((here, there), (there, here))):
             ends = grid.ranks.nodes[one], grid.ranks.nodes[other]
@@ -149,20 +149,20 @@ class StockLikes:
         self, key: tuple[object, ...], rows: NDArray[np.int64], number: Callable[[int, int], int]
     ) -> NDArray[np.int64]:
         """Return one number for equal rows, [replica, stage]; `number` gives that of a new row."""
-        depth, found = rows.shape[1], []
+        depth, known = rows.shape[1], self._known.setdefault(key, {})
+        found = []
         for i, row in enumerate(_rows(rows.reshape(-1, rows.shape[-1]))):
-            own = *key, row
-            if own not in self._known:
-                self._known[own] = number(*divmod(i, depth))
-            found.append(self._known[own])
+            if row not in known:
+                known[row] = number(*divmod(i, depth))
+            found.append(known[row])
         return np.array(found).reshape(-1, depth)
 
-    def _kinds(self, ranks: StockRanks) -> tuple[int, ...]:
+    def _kinds(self, ranks: StockRanks) -> NDArray[np.int64]:
         """Return numbers of the groups, equal for those with like links."""
         if not self._cluster.has_nics:
-            return ranks.kinds
+            return ranks.kind_numbers
         # With several network cards in a machine the GPUs themselves tell the links.
-        return tuple([self._units.setdefault(own, len(self._units)) for own in ranks.units])
+        return np.array([self._units.setdefault(own, len(self._units)) for own in ranks.units])
 
 
 def _rows(array: NDArray[np.int64]) -> Iterator[bytes]:

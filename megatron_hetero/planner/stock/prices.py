@@ -204,12 +204,16 @@ class GridPrices:
         return self._likes[0]
 
     @cached_property
-    def boundaries_s(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def boundaries_s(self) -> list[NDArray[np.float64]]:
         """The seconds of messages from each stage to the next one, from the last one to the first,
-        and of the messages back; each [unlike replica, stage, path or latency]."""
+        and of the messages back; each [unlike replica, stage]."""
         _, *messages = self._likes
-        there_s, back_s = (own.figures(self._crossing_s) for own in messages)
-        return there_s, back_s
+        return [own.figures(lambda number: sum(self._crossing_s(number))) for own in messages]
+
+    @property
+    def crossings_s(self) -> list[NDArray[np.float64]]:
+        """The same on the path and in latency, each [unlike replica, stage, 2]."""
+        return [own.figures(self._crossing_s) for own in self._likes[1:]]
 
     def _crossing_s(self, number: int) -> BoundarySeconds:
         return self.prices.crossing_s(self, number)

@@ -86,7 +86,7 @@ class StockRates:
         num_batches = training.global_batch_size / form.settings.micro_batch_size
         # Layers a second of all groups, as if they worked without a pause.
         layer_s = self.layers_s(form)
-        speed = sum([n / layer_s(kind) for kind, n in ranks.kind_counts.items()])
+        speed = sum([n / layer_s(kind) for kind, n in ranks.kind_counts])
         return num_batches * self._problem.num_layers * form.context_parallel / speed
 
     def dealt_pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
