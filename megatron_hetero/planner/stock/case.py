@@ -202,18 +202,22 @@ class StockCase:
         run = _relaxed_run(
             self.grid.num_stages, self.num_chunks, self.num_micro_batches, self.sends
         )
-        ends: list[NDArray[np.float64]] = []
-        for places, there, back in self._pipelines:
-            times = [
-                chunk_seconds(
+        chunks_s = [
+            {
+                number: chunk_seconds(
                     self.problem.workload,
-                    places[p],
+                    place,
                     divisions[:, p :: self.grid.num_stages],
                     np.minimum(recomputed, stages[:, p]),
                     is_last=p + 1 == self.grid.num_stages,
                 )
-                for p in self._stages
-            ]
+                for number, place in places.items()
+            }
+            for p, places in enumerate(self._places)
+        ]
+        ends: list[NDArray[np.float64]] = []
+        for numbers, there, back in self._pipelines:
+            times = [own[number] for own, number in zip(chunks_s, numbers, strict=True)]
             ends.append(run.stage_ends_s(times, there, back))
         # After the pipelines come the exchange of gradients and the optimizer.
         nothing = [(0.0, 0.0)] * self.grid.num_stages
@@ -238,8 +242,8 @@ class StockCase:
 
     @cached_property
     def _pipelines(self) -> list[_Pipeline]:
-        """Return the places of each replica and the crossings of the replica's boundaries, there
-        and back; equal replicas once."""
+        """Return of each replica which of `_places` it has, and the crossings of its boundaries,
+        there and back; equal replicas once."""
         found: dict[tuple[object, ...], _Pipeline] = {}
         # Virtual stages go chunk by chunk: from the last stage to the first.
         boundaries = (list(self._stages) * self.num_chunks)[:-1]
@@ -249,7 +253,7 @@ class StockCase:
             places = [own[number] for own, number in zip(self._places, numbers, strict=True)]
             # Equal replicas have equal ends, so that one of them is run.
             times = tuple((place.times, place.recomputed_s) for place in places)
-            found.setdefault((times, *there, *back), (places, there, back))
+            found.setdefault((times, *there, *back), (numbers, there, back))
         return list(found.values())
 
     @property
@@ -276,7 +280,7 @@ class StockCase:
         return exchange_lines(self.grid, prices.whole, prices.rows, self.settings.expert_groups)
 
 
-_Pipeline = tuple[Sequence[StockPlace], list[BoundarySeconds], list[BoundarySeconds]]
+_Pipeline = tuple[Sequence[int], list[BoundarySeconds], list[BoundarySeconds]]
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import dispatchers
@@ -59,7 +60,7 @@ class StockRates:
         most: dict[int, int] = {}
         nodes: dict[int, str] = {}
         for own in ranks:
-            names = (unit.node for unit in own.units)
+            names = map(attrgetter("node"), own.units)
             for (node, kind), number in Counter(zip(names, own.kinds, strict=True)).items():
                 nodes.setdefault(kind, node)
                 most[kind] = max(most.get(kind, 0), number * own.width)
