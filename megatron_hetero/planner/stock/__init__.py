@@ -9,6 +9,7 @@ case           one way to set its flags but for the layers
 case_pace      bounds of a case as if layers could be cut
 settings       the flags of a case outside the grid of ranks
 prices         times and memory of stages, like stages once
+likes          numbers of like stages and messages
 links          links of a stage's GPUs, and of those who hold experts for it
 place          a stage's times and memory as straight lines
 in_flight      micro-batches that stages keep for their backward passes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +49,16 @@ class StockCase:
         self._prices = (prices or StockPrices(problem)).of(grid, settings)
         self._waits = problem.workload.training.stock_waits
         self.num_micro_batches = self._prices.num_micro_batches
-        self._replicas = self._prices.distinct_replicas()
         self._pace = CasePace(self._prices, self.sends)
 
     @cached_property
-    def _places(self) -> list[list[StockPlace]]:
-        """Times and memory, [replica][stage]."""
-        return [[self._prices.place(d, p) for p in self._stages] for d in self._replicas]
+    def _places(self) -> list[dict[int, StockPlace]]:
+        """Times and memory of each stage, by its place in `GridPrices.stages`."""
+        numbers = self._prices.stages.numbers
+        return [
+            {own: self._prices.place(numbers[own], p) for own in set(places)}
+            for p, places in enumerate(self._prices.stages.places.T.tolist())
+        ]
 
     @property
     def num_layers(self) -> int:
@@ -140,27 +142,30 @@ class StockCase:
         again = np.where(self._kept < NEVER, self._kept, 0)
         layers = np.arange(self.num_layers + 1)
         found = np.full(again.shape, np.inf)
-        fills_s = self._pace.least_fills_s()
+        waits_s, fills_s = (own.T[..., None] for own in self._pace.least_fills_s())
         for p, (zero_s, more_s) in zip(self._stages, self._pace.least_exchange, strict=True):
             exchange_s = zero_s + more_s * layers
-            own = []
-            for places, fills in zip(self._places, fills_s, strict=True):
-                wait_s, fill_s = fills[p]
-                # After the passes its own exchange, or the way back through the stages before.
-                ends_s = self.num_micro_batches * (places[p].totals_s(again[p]) + wait_s)
-                update_s, layer_update_s = places[p].memories.update_s
-                ends_s += update_s + layer_update_s * layers + np.maximum(exchange_s, fill_s)
-                own.append(ends_s)
-            found[p] = np.where(self._kept[p] < NEVER, np.max(own, axis=0), np.inf)
+            totals_s, updates_s = {}, {}
+            for number, place in self._places[p].items():
+                totals_s[number] = place.totals_s(again[p])
+                update_s, layer_update_s = place.memories.update_s
+                updates_s[number] = update_s + layer_update_s * layers
+            own = self._prices.stages.places[:, p].tolist()
+            # After the passes its own exchange, or the way back through the stages before.
+            ends_s = self.num_micro_batches * (np.array([totals_s[n] for n in own]) + waits_s[p])
+            ends_s += np.array([updates_s[n] for n in own]) + np.maximum(exchange_s, fills_s[p])
+            found[p] = np.where(self._kept[p] < NEVER, ends_s.max(axis=0), np.inf)
         return found
 
     @cached_property
     def _kept(self) -> NDArray[np.int64]:
         """What the fullest replica has to recompute, [stage, layers]."""
-        each = [
-            [places[p].memories.least_recomputed for places in self._places] for p in self._stages
-        ]
-        return np.asarray(np.max(each, axis=1))
+        return np.array(
+            [
+                np.max([place.memories.least_recomputed for place in places.values()], axis=0)
+                for places in self._places
+            ]
+        )
 
     @property
     def _stages(self) -> range:
@@ -197,24 +202,28 @@ class StockCase:
         run = _relaxed_run(
             self.grid.num_stages, self.num_chunks, self.num_micro_batches, self.sends
         )
-        ends: list[NDArray[np.float64]] = []
-        for places, there, back in self._pipelines:
-            times = [
-                chunk_seconds(
+        chunks_s = [
+            {
+                number: chunk_seconds(
                     self.problem.workload,
-                    places[p],
+                    place,
                     divisions[:, p :: self.grid.num_stages],
                     np.minimum(recomputed, stages[:, p]),
                     is_last=p + 1 == self.grid.num_stages,
                 )
-                for p in self._stages
-            ]
+                for number, place in places.items()
+            }
+            for p, places in enumerate(self._places)
+        ]
+        ends: list[NDArray[np.float64]] = []
+        for numbers, there, back in self._pipelines:
+            times = [own[number] for own, number in zip(chunks_s, numbers, strict=True)]
             ends.append(run.stage_ends_s(times, there, back))
         # After the pipelines come the exchange of gradients and the optimizer.
         nothing = [(0.0, 0.0)] * self.grid.num_stages
         lines = ExchangeLines(self._pace.least_exchange, nothing, ())
         lines = lines if is_quick else self._exchange_lines
-        updates = [[place.memories.update_s for place in places] for places in self._places]
+        updates = [[own.memories.update_s for own in places.values()] for places in self._places]
         return lines.reduced_s(ends, stages) + lines.updated_s(updates, stages)
 
     def _holds_chunks(self, divisions: Divisions) -> NDArray[np.bool_]:
@@ -228,21 +237,23 @@ class StockCase:
         # Of the activations of all layers of the stage, those that are kept at the peak.
         kept = most_kept(self.grid.num_stages, p, self.num_micro_batches, chunks)
         num_layers = chunks.sum(axis=1)
-        fits = [places[p].memories.holds(num_layers, kept) for places in self._places]
+        fits = [place.memories.holds(num_layers, kept) for place in self._places[p].values()]
         return np.asarray(np.all(fits, axis=0))
 
     @cached_property
     def _pipelines(self) -> list[_Pipeline]:
-        """Return the places of each replica and the crossings of the replica's boundaries, there
-        and back; equal replicas once."""
+        """Return of each replica which of `_places` it has, and the crossings of its boundaries,
+        there and back; equal replicas once."""
         found: dict[tuple[object, ...], _Pipeline] = {}
-        chain = tuple(self._stages) * self.num_chunks
-        for d, places in zip(self._replicas, self._places, strict=True):
-            there = [self._prices.crossing_s(d, a, b) for a, b in pairwise(chain)]
-            back = [self._prices.crossing_s(d, b, a) for a, b in pairwise(chain)]
+        # Virtual stages go chunk by chunk: from the last stage to the first.
+        boundaries = (list(self._stages) * self.num_chunks)[:-1]
+        ways_s = (own_s[:, boundaries].tolist() for own_s in self._prices.crossings_s)
+        for numbers, *ways in zip(self._prices.stages.places.tolist(), *ways_s, strict=True):
+            there, back = ([(busy_s, latency_s) for busy_s, latency_s in own] for own in ways)
+            places = [own[number] for own, number in zip(self._places, numbers, strict=True)]
             # Equal replicas have equal ends, so that one of them is run.
             times = tuple((place.times, place.recomputed_s) for place in places)
-            found.setdefault((times, *there, *back), (places, there, back))
+            found.setdefault((times, *there, *back), (numbers, there, back))
         return list(found.values())
 
     @property
@@ -269,7 +280,7 @@ class StockCase:
         return exchange_lines(self.grid, prices.whole, prices.rows, self.settings.expert_groups)
 
 
-_Pipeline = tuple[Sequence[StockPlace], list[BoundarySeconds], list[BoundarySeconds]]
+_Pipeline = tuple[Sequence[int], list[BoundarySeconds], list[BoundarySeconds]]
 
 
 @lru_cache(maxsize=256)

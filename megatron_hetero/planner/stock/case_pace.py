@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron_hetero.planner.stock.divisions import shortest_s
 from megatron_hetero.planner.stock.exchange import Line
@@ -32,17 +33,16 @@ class CasePace:
         self._num_layers = prices.prices.problem.num_layers
 
     @cached_property
-    def _times(self) -> list[tuple[int, list[Line]]]:
-        """Each unlike replica, with the seconds of a micro-batch on its stages."""
-        last, found = len(self._stages) - 1, []
-        for d in self._prices.replicas:
-            pieces = [self._prices.pieces(d, p) for p in self._stages]
-            times = [
-                (embedding.total_s * (p == 0) + head.total_s * (p == last), layer.total_s)
-                for p, (layer, embedding, head) in enumerate(pieces)
-            ]
-            found.append((d, times))
-        return found
+    def _times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds of a micro-batch without layers, and of each layer, [unlike replica, stage]."""
+        each_s, embedding_s, head_s = self._prices.stages.figures(self._pieces_s).T
+        base_s = np.zeros_like(each_s)
+        base_s[0] += embedding_s[0]
+        base_s[-1] += head_s[-1]
+        return base_s.T, each_s.T
+
+    def _pieces_s(self, number: int) -> list[float]:
+        return [piece.total_s for piece in self._prices.pieces(number)]
 
     @cached_property
     def least_exchange(self) -> Sequence[Line]:
@@ -53,32 +53,30 @@ class CasePace:
     def quick_s(self, chunks: int) -> float:
         """Return what no division falls below: of `pace_s` and the fill of each replica's pipeline;
         for the case's own number of chunks up to so many."""
-        return max(self.pace_s(), *(self._fill_s(d, chunks, own) for d, own in self._times))
+        # A number at a time: few replicas are unlike, for which arrays are slower.
+        every = (own.tolist() for own in (*self._times, *self._hops_s(chunks)))
+        replicas = zip(*every, strict=True)
+        return max(self.pace_s(), *(self._fill_s(chunks, *replica) for replica in replicas))
 
     def pace_s(self) -> float:
         """Return the work of all stages, and the least exchange of each, in fractions of layers."""
         # Replicas run the same division: the slowest layer and the least base of any of them.
-        times = np.array([times for _, times in self._times])
-        base_s, each_s = times[..., 0].min(axis=0), times[..., 1].max(axis=0)
+        base_s, each_s = self._times[0].min(axis=0), self._times[1].max(axis=0)
         zero_s, more_s = np.array(self.least_exchange).T
         lines = self._number * base_s + zero_s, self._number * each_s + more_s
         return float(shortest_s(*lines, self._num_layers, self._num_chunks)[0])
 
-    def least_fills_s(self) -> list[list[tuple[float, float]]]:
-        """Return for each unlike replica and stage the waits for a micro-batch, and the least time
-        in which the first micro-batch comes to it and the last one goes back."""
-        return [self._fills_s(d, times) for d, times in self._times]
+    def least_fills_s(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the waits for a micro-batch, and the least time in which the first micro-batch
+        comes to a stage and the last one goes back, [unlike replica, stage]."""
+        base_s, each_s = self._times
+        own_s, before_s = self._hops_s(self._num_chunks)
+        # The first chunk of each stage before has a layer.
+        passes_s = each_s + base_s if self._num_chunks == 1 else each_s
+        before_s[:, 1:] += np.cumsum(passes_s, axis=1)[:, :-1]
+        return own_s, before_s
 
-    def _fills_s(self, d: int, times: Sequence[Line]) -> list[tuple[float, float]]:
-        found, passes_s = [], 0.0
-        hops_s = self._hops_s(d, self._num_chunks)
-        for (base_s, each_s), (own_s, before_s) in zip(times, hops_s, strict=True):
-            found.append((own_s, before_s + passes_s))
-            # The first chunk of each stage before has a layer.
-            passes_s += each_s + (base_s if self._num_chunks == 1 else 0.0)
-        return found
-
-    def _fill_s(self, d: int, chunks: int, times: Sequence[Line]) -> float:
+    def _fill_s(self, chunks: int, *times: list[float]) -> float:
         """Bound by starts: stage i begins when a forward has come through those before it, works m
         times t_i, and then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over
         j < i, with t_j of the first chunks alone, and then the first stage exchanges gradients and
@@ -86,13 +84,15 @@ class CasePace:
 
         A weighted mean of these holds too; the weights (not negative) make a layer count for at
         least one wherever it lies.
+
+        Args:
+            times: `_times` and `_hops_s` of a replica.
         """
-        hops_s = self._hops_s(d, chunks)
         # From the last stage to the first, so that a stage knows the weights behind it.
         weights = fixed_s = 0.0
         number, is_whole = self._number, chunks == 1
-        both = zip(reversed(times), reversed(hops_s), self._stages[::-1], strict=True)
-        for (base_s, each_s), (own_s, before_s), p in both:
+        stages = zip(*times, self._stages, strict=True)
+        for base_s, each_s, own_s, before_s, p in reversed(list(stages)):
             # After all that comes the exchange of the first stage, whatever stage it is behind.
             zero_s, more_s = self.least_exchange[0] if p == 0 else (0.0, 0.0)
             # As much weight as makes a layer of this stage count for one, beside the later weights.
@@ -105,29 +105,22 @@ class CasePace:
             fixed_s += zero_s * weights
         return (self._num_layers + fixed_s) / weights
 
-    def _hops_s(self, d: int, chunks: int) -> list[tuple[float, float]]:
-        """Return for each stage of a replica the seconds for which it waits for its own sends of a
-        micro-batch, and those of the boundaries before it, there and back, without these waits; for
-        its own number of chunks up to so many."""
-        boundaries_s = self._prices.boundaries_s(d)
-        there_s = [0.0, *(there_s for there_s, _ in boundaries_s), 0.0]
-        back_s = [0.0, *(back_s for _, back_s in boundaries_s)]
-        found, before_s = [], 0.0
-        for p in self._stages:
-            # A message there belongs to the stage before, one back to this stage.
-            before_s += there_s[p] + back_s[p]
-            if self._sends == "waited" and chunks == 1:
-                found.append((there_s[p + 1] + back_s[p], before_s - back_s[p]))
-            else:
-                found.append((self._chunk_waits_s(d, p), before_s))
-        return found
-
-    def _chunk_waits_s(self, d: int, p: int) -> float:
-        """Return the seconds of a micro-batch for which an interleaved stage waits for what its
-        forward passes send; its backward passes go on."""
-        if self._sends != "overlapped":
-            return 0.0
-        # The last stage sends back to the first what all chunks but its last one make.
-        is_last = p + 1 == len(self._stages)
-        to, number = (0, self._num_chunks - 1) if is_last else (p + 1, self._num_chunks)
-        return number * sum(self._prices.crossing_s(d, p, to))
+    def _hops_s(self, chunks: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the seconds for which each stage waits for its own sends of a micro-batch, and
+        those of the boundaries before it, there and back, without these waits; [unlike replica,
+        stage]; for its own number of chunks up to so many."""
+        there_s, back_s = self._prices.boundaries_s
+        # A message there belongs to the stage before, one back to the stage behind.
+        there_s, last_s, back_s = there_s[:, :-1], there_s[:, -1], back_s[:, :-1]
+        waits_s, before_s = np.zeros_like(self._times)
+        np.cumsum(there_s + back_s, axis=1, out=before_s[:, 1:])
+        if self._sends == "waited" and chunks == 1:
+            waits_s[:, :-1] = there_s
+            waits_s[:, 1:] += back_s
+            before_s[:, 1:] -= back_s
+        # An interleaved stage waits for what its forward passes send; its backward passes go on.
+        if self._sends == "overlapped":
+            waits_s[:, :-1] = self._num_chunks * there_s
+            # The last stage sends back to the first what all chunks but its last one make.
+            waits_s[:, -1] = (self._num_chunks - 1) * last_s
+        return waits_s, before_s

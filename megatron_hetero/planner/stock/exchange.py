@@ -61,12 +61,12 @@ class ExchangeLines:
         slowest stage, [division].
 
         Args:
-            updates: seconds of the optimizer, [replica][stage].
+            updates: seconds of the optimizer, [stage][unlike].
             stages: layers, [division, stage].
         """
         found = []
-        for p, (zero_s, each_s) in enumerate(self.weights):
-            for own_zero_s, own_each_s in [of_replica[p] for of_replica in updates]:
+        for p, ((zero_s, each_s), own) in enumerate(zip(self.weights, updates, strict=True)):
+            for own_zero_s, own_each_s in own:
                 found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
         return np.asarray(np.max(found, axis=0))
 

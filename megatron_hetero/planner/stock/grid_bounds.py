@@ -168,7 +168,7 @@ class GridBounds:
         found = []
         for p, kinds in enumerate(grid.kinds_of_stages):
             most = self._problem.num_layers
-            for kind in kinds:
+            for kind in {self._rates.first_alike[kind] for kind in kinds}:
                 place = kind, p == 0, p + 1 == depth
                 key = *place, holders.layers, holders.tied_embedding
                 if key not in rooms:

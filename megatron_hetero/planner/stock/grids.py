@@ -5,20 +5,17 @@ context-parallel ranks in one of Megatron's two orders of ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from megatron_hetero.cluster.nodes import Node
-from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.hashed import value
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
 from megatron_hetero.planner.problem import Chain, Problem, Unit
-from megatron_hetero.planner.replica_shapes import Likeness
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,40 @@ class StockRanks:
         return self.units[0].width
 
     @cached_property
-    def nodes(self) -> tuple[str, ...]:
-        """The node of each group."""
-        return tuple(unit.node for unit in self.units)
+    def names(self) -> tuple[str, ...]:
+        """The nodes in their order: the groups of a node follow each other."""
+        return tuple(dict.fromkeys(unit.node for unit in self.units))
 
     @cached_property
-    def kind_counts(self) -> Counter[int]:
-        """The number of groups of each kind."""
-        return Counter(self.kinds)
+    def nodes(self) -> NDArray[np.int64]:
+        """The node of each group: its position in `names`."""
+        number = {name: i for i, name in enumerate(self.names)}
+        return np.array([number[unit.node] for unit in self.units])
+
+    def marks(
+        self, places: NDArray[np.int64], kinds: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Return numbers in place of groups, [..., group], equal for rows of groups that are of
+        like kinds and share nodes alike.
+
+        Args:
+            places: positions of groups, which ascend in each row.
+            kinds: in place of `kind_numbers`.
+        """
+        found = 2 * (self.kind_numbers if kinds is None else kinds)[places]
+        nodes = self.nodes[places]
+        found[..., 1:] += nodes[..., 1:] != nodes[..., :-1]
+        return found
+
+    @cached_property
+    def kind_counts(self) -> tuple[tuple[int, int], ...]:
+        """Each kind and the number of its groups, in an order of their own."""
+        return tuple(sorted(Counter(self.kinds).items()))
+
+    @cached_property
+    def kind_numbers(self) -> NDArray[np.int64]:
+        """`kinds` as an array."""
+        return np.array(self.kinds)
 
 
 @value(frozen=True, eq=False)
@@ -69,6 +92,15 @@ class StockGrid:
     def stage(self, d: int, p: int) -> Unit:
         """Return stage `p` of replica `d`."""
         return self._unit(self.groups(d, p))
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The positions of the groups, [replica, stage, group of the stage]."""
+        numbers = np.arange(len(self.ranks.units))
+        depth, context = self.num_stages, self.context_parallel
+        if self.rank_order == "tp-dp-pp":
+            return numbers.reshape(depth, self.num_replicas, context).swapaxes(0, 1)
+        return numbers.reshape(self.num_replicas, depth, context)
 
     def groups(self, d: int, p: int) -> range:
         """Return the positions of the groups of a stage."""
@@ -98,78 +130,24 @@ class StockGrid:
         number = self.num_replicas * self.context_parallel
         return StateHolders(number, number * min(self.num_stages, 2))
 
-    def kinds_of(
-        self, cluster: Cluster, replicas: Iterable[int], p: int
-    ) -> dict[int, Node]:
-        """Return the kinds of the GPUs of stage `p` of some replicas, each with a node."""
-        units, kinds = self.ranks.units, self.ranks.kinds
-        # One group of each kind, then its node.
-        found = {kinds[i]: units[i] for d in replicas for i in self.groups(d, p)}
-        return {kind: cluster.node_by_name[unit.node] for kind, unit in found.items()}
-
     @cached_property
     def kinds_of_stages(self) -> tuple[tuple[int, ...], ...]:
         """The kinds of groups of each stage in all replicas, ascending."""
-        kinds = self.ranks.kinds
-        return tuple(
-            tuple(sorted({kinds[i] for d in range(self.num_replicas) for i in self.groups(d, p)}))
-            for p in range(self.num_stages)
-        )
+        stages = self.of_stages(self.ranks.kind_numbers)
+        return tuple([tuple(sorted(set(own))) for own in stages.tolist()])
 
-    @property
-    def replica_patterns(self) -> tuple[int, ...]:
-        """A key per replica, equal for replicas on interchangeable nodes: the kind of each group,
-        and the groups that share a node."""
-        key = ("patterns", *self.shape)
-        if key not in self.ranks.known:
-            # Hashes of numbers, the same in every run: thousands of GPUs have long patterns.
-            found = tuple(hash(self.pattern([d])) for d in range(self.num_replicas))
-            self.ranks.known[key] = found
-        return cast(tuple[int, ...], self.ranks.known[key])
-
-    def priced_replicas(self, cluster: Cluster, likeness: Likeness) -> tuple[int, ...]:
-        """Return the first replica of each that differs from others in more than the names of its
-        nodes: by the machine of each stage, and the links to and from the next one.  Nothing else
-        decides prices without context parallelism, experts dealt out, lines and NICs."""
-        key = ("priced", *self.shape)
-        if key not in self.ranks.known:
-            table, number = cluster.link_classes.of_pairs, cluster.link_classes.node_number
-            likes = np.array(list(map(likeness.node, self.ranks.nodes)))
-            nodes = np.array([number[node] for node in self.ranks.nodes])
-            # [replica, stage] -> its group.
-            numbers = np.arange(len(nodes))
-            if self.rank_order == "tp-dp-pp":
-                groups = numbers.reshape(self.num_stages, self.num_replicas).T
-            else:
-                groups = numbers.reshape(self.num_replicas, self.num_stages)
-            # Chunks go from the last stage to the first.
-            here, there = nodes[groups], np.roll(nodes[groups], -1, axis=1)
-            both = (here, there), (there, here)
-            ways = [np.where(here == there, -1, table[ends]) for ends in both]
-            rows = np.concatenate([likes[groups], *ways], axis=1)
-            _, first = np.unique(rows, axis=0, return_index=True)
-            self.ranks.known[key] = tuple(sorted(first.tolist()))
-        return cast(tuple[int, ...], self.ranks.known[key])
-
-    def distinct_replicas(self, together: int) -> tuple[int, ...]:
-        """Return the first replica of each pattern, in blocks of `together` replicas that share
-        experts: the pattern of the replica, and of its block."""
-        key = ("distinct", together, *self.shape)
-        if key not in self.ranks.known:
-            patterns: dict[tuple[int, int], int] = {}
-            for d, own in enumerate(self.replica_patterns):
-                first = d // together * together
-                whole = hash(self.pattern(range(first, first + together))) if together > 1 else 0
-                patterns.setdefault((own, whole), d)
-            self.ranks.known[key] = tuple(patterns.values())
-        return cast(tuple[int, ...], self.ranks.known[key])
+    def of_stages(self, of_groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return numbers of the groups of each stage, [stage, group of all replicas]."""
+        return of_groups[self.places].swapaxes(0, 1).reshape(self.num_stages, -1)
 
     @property
     def content(self) -> object:
         """A key, equal for grids that differ only in names of like nodes and places of replicas."""
         key = ("content", *self.shape)
         if key not in self.ranks.known:
-            counts = Counter(self.replica_patterns)
+            rows = self.ranks.marks(self.places.reshape(self.num_replicas, -1))
+            # Hashes of numbers, the same in every run: thousands of GPUs have long rows.
+            counts = Counter(hash(tuple(row)) for row in rows.tolist())
             self.ranks.known[key] = hash(frozenset(counts.items())), len(counts)
         return self.ranks.known[key]
 
@@ -178,23 +156,11 @@ class StockGrid:
         """All but its groups."""
         return self.num_replicas, self.num_stages, self.rank_order, self.context_parallel
 
-    def pattern(
-        self, replicas: Sequence[int], stages: Sequence[int] | None = None
-    ) -> tuple[object, ...]:
-        """Return `replica_patterns` of some stages of several replicas together; all stages by
-        default."""
-        kinds, nodes = self.ranks.kinds, self.ranks.nodes
-        # Nodes by the order in which they come, as names do not matter.
-        numbers: dict[str, int] = {}
-        found: list[tuple[int, int]] = []
-        for d in replicas:
-            for p in range(self.num_stages) if stages is None else stages:
-                own = self.groups(d, p)
-                places = [
-                    numbers.setdefault(node, len(numbers)) for node in nodes[own.start : own.stop]
-                ]
-                found += zip(kinds[own.start : own.stop], places, strict=True)
-        return tuple(found)
+    def together(self, expert_groups: tuple[int, int] | None) -> int:
+        """Return among how many replicas experts are dealt out, which come in blocks of so many."""
+        if expert_groups is None:
+            return 1
+        return max(1, expert_groups[0] * expert_groups[1] // self.ranks_of_stage)
 
     @property
     def num_gpus(self) -> int:

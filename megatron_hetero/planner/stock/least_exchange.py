@@ -69,12 +69,12 @@ def _priced(
     share, last = even_share(model, 1), grid.num_stages - 1
     routed = routed_params(model) if expert_groups is not None else 0
     found = []
-    for p in range(grid.num_stages):
+    for p, nodes in enumerate(grid.of_stages(grid.ranks.nodes).tolist()):
         ends = num_bytes * stage_params(model, share, 0, p == 0, p == last, rows)
         each = num_bytes * (layer_params(model, share) - routed)
         typical = model.num_layers / grid.num_stages
         lines = []
-        for dense_s, together, experts_s in _paths(grid, costs.cluster, p, expert_groups):
+        for dense_s, together, experts_s in _paths(grid, costs.cluster, p, nodes, expert_groups):
             # Experts are divided among the replicas that hold them together.
             of_experts = experts_s * num_bytes * (routed // together)
             lines.append((dense_s * ends, dense_s * each + of_experts))
@@ -89,24 +89,31 @@ of the experts of each ring."""
 
 
 def _paths(
-    grid: StockGrid, cluster: Cluster, p: int, expert_groups: tuple[int, int] | None
+    grid: StockGrid,
+    cluster: Cluster,
+    p: int,
+    nodes: Sequence[int],
+    expert_groups: tuple[int, int] | None,
 ) -> Sequence[_Path]:
-    """Return the paths of a stage's rings: those that a replica waits for, and between nodes."""
+    """Return the paths of a stage's rings: those that a replica waits for, and between nodes.
+
+    Args:
+        nodes: of the stage's tensor-parallel groups in all replicas, by their place in `names`.
+    """
     own = grid.ranks_of_stage
     whole = own if expert_groups is None else expert_groups[0] * expert_groups[1]
     key = "least paths", p, whole, *grid.shape
     known = grid.ranks.known
     if key in known:
         return cast(Sequence[_Path], known[key])
-    # [replica] -> node of each of the stage's tensor-parallel groups.
-    units, width = grid.ranks.units, grid.width
-    stages = [[units[i].node for i in grid.groups(d, p)] for d in range(grid.num_replicas)]
-    dense = _ring(grid, cluster, [node for nodes in stages for node in nodes], width)
+    width = grid.width
+    dense = _ring(grid, cluster, nodes, width)
     # Replicas at the same place of their groups hold the same experts (`StockBuckets.of_experts`).
     together, step = max(1, whole // own), min(whole, own)
-    firsts = [i // width for i in range(0, own, step)]
+    firsts, context = [i // width for i in range(0, own, step)], grid.context_parallel
+    starts = range(0, len(nodes), context)
     rings = [
-        _ring(grid, cluster, [nodes[i] for nodes in stages[turn::together] for i in firsts], step)
+        _ring(grid, cluster, [nodes[d + i] for d in starts[turn::together] for i in firsts], step)
         for turn in range(together if expert_groups is not None else 0)
     ]
     sums_s: Counter[tuple[str, str]] = Counter()
@@ -119,13 +126,14 @@ def _paths(
     return found
 
 
-def _ring(grid: StockGrid, cluster: Cluster, nodes: Sequence[str], width: int) -> _Ring:
+def _ring(grid: StockGrid, cluster: Cluster, nodes: Sequence[int], width: int) -> _Ring:
     """Return the ring over groups of so many ranks, each by the node of its first one."""
     counts = Counter(nodes)
     key = "least ring", width, frozenset(counts.items())
     known = grid.ranks.known
     if key not in known:
-        known[key] = _made(cluster, counts, width)
+        names = grid.ranks.names
+        known[key] = _made(cluster, Counter({names[i]: n for i, n in counts.items()}), width)
     return cast(_Ring, known[key])
 
 

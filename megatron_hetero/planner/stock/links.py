@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import Device, Node
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.choices import ExpertGroups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks, expert_links
 from megatron_hetero.cost.network.seconds import groups_of, slowest_link, worst_link
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.pieces import PieceTimes, price_pieces
 from megatron_hetero.hashed import hashed_once
+from megatron_hetero.planner.replica_shapes import Likeness
 
 
 @hashed_once
@@ -22,7 +24,8 @@ class StageLinks:
     """The properties of a stage's GPUs that decide the times of its passes under given settings.
 
     Attributes:
-        kinds: of its GPUs, ascending, and of those among whom its experts are dealt out.
+        kinds: of its GPUs (`Likeness.node`), ascending, and of those among whom its experts are
+            dealt out.
         link: the slowest of its tensor-parallel groups.
         context: the slowest among GPUs with other parts of a sequence; None without such.
         experts: None where each stage has all experts.
@@ -55,20 +58,21 @@ class StageLinks:
 
 def stage_links(
     cluster: Cluster,
+    likeness: Likeness,
     width: int,
     devices: Sequence[Device],
-    kinds: Mapping[int, Node],
-    experts: tuple[tuple[int, int], Sequence[Device]] | None,
+    block: Sequence[Device],
+    groups: ExpertGroups | None,
 ) -> StageLinks:
     """Return the links of a stage.
 
     Args:
         cluster: with the nodes.
+        likeness: tells kinds of GPUs.
         width: of the tensor-parallel groups.
         devices: the stage's own, in rank order.
-        kinds: of these and of the experts' devices, each with a node.
-        experts: sizes of the groups of experts, and the devices of all groups that the stage's own
-            are in; None where each stage has all experts.
+        block: the devices of all groups of experts that the stage's own are in; its own without.
+        groups: sizes of the groups of experts; None where each stage has all experts.
     """
     link = worst_link([slowest_link(cluster, group) for group in groups_of(devices, width)])
     context = None
@@ -78,6 +82,7 @@ def stage_links(
         # GPUs of a group lie on one node: without network cards of their own all rings are alike.
         rings = rings if cluster.has_nics else rings[:1]
         context = worst_link([slowest_link(cluster, ring) for ring in rings])
-    found = None if experts is None else expert_links(cluster, experts[1], *experts[0])
+    found = None if groups is None else expert_links(cluster, block, *groups)
+    kinds = {likeness.node(device.node): cluster.node_by_name[device.node] for device in block}
     numbers = tuple(sorted(kinds))
     return StageLinks(numbers, link, context, found, tuple(kinds[n] for n in numbers))

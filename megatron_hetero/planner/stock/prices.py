@@ -1,8 +1,7 @@
 """Prices of stages of stock Megatron, the same for all cases with like stages.
 
-Stages are alike whose GPUs are of like kinds and have like links, together with those among whom
-experts are dealt out: a search has far fewer kinds of stages than stages.  Times are worked out
-first, as they rank what is searched; memory only for what they leave.
+Each is worked out once for like stages and like messages (`planner.stock.likes`).  Times are worked
+out first, as they rank what is searched; memory only for what they leave.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
-from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from megatron_hetero.cost.memory.stage import StageMemory, update_traffic_bytes
 from megatron_hetero.cost.memory.states import StateHolders
@@ -24,7 +24,8 @@ from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.in_flight import num_in_flight, with_times_kept
-from megatron_hetero.planner.stock.links import StageLinks, stage_links
+from megatron_hetero.planner.stock.likes import Likes, StockLikes
+from megatron_hetero.planner.stock.links import StageLinks
 from megatron_hetero.planner.stock.place import StageMemories, StockPlace
 from megatron_hetero.planner.stock.settings import StockSettings
 from megatron_hetero.schedule.network import crossing
@@ -43,11 +44,10 @@ class StockPrices:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._links: dict[tuple[object, ...], StageLinks] = {}
+        self.problem, self.likes = problem, StockLikes(problem)
         self._pieces: dict[tuple[object, ...], PieceSeconds] = {}
         self._memories: dict[tuple[object, ...], StageMemories] = {}
-        self._crossings: dict[tuple[object, ...], BoundarySeconds] = {}
+        self._crossings: dict[tuple[int, int], BoundarySeconds] = {}
         self._shares: dict[tuple[object, ...], TensorShare | None] = {}
 
     def of(self, grid: StockGrid, settings: StockSettings) -> GridPrices:
@@ -83,23 +83,10 @@ class StockPrices:
         found: dict[StockSettings, None] = {}
         # The exchange is all that the dispatcher changes.
         prices = [self.of(grid, one) for one in every]
-        for d, p in product(prices[0].replicas, range(grid.num_stages)):
-            experts = self.links(prices[0], d, p).experts
-            seconds = [one.exchange_s(experts) for one in prices]
+        for number in prices[0].stages.numbers:
+            seconds = [one.exchange_s(self.likes.links[number].experts) for one in prices]
             found[every[seconds.index(min(seconds))]] = None
         return list(found)
-
-    def links(self, prices: GridPrices, d: int, p: int) -> StageLinks:
-        """Return the links of a stage of a replica."""
-        grid, groups = prices.grid, prices.settings.expert_groups
-        own = ("links", d, p, groups, *grid.shape)
-        known = grid.ranks.known
-        if own not in known:
-            key = (*prices.pattern(d, p), groups)
-            if key not in self._links:
-                self._links[key] = self._links_of(prices, d, p)
-            known[own] = self._links[key]
-        return cast(StageLinks, known[own])
 
     def pieces(self, prices: GridPrices, links: StageLinks, costs: CostModel) -> PieceSeconds:
         """Return the passes of the model's pieces on a stage, under a price list."""
@@ -123,29 +110,14 @@ class StockPrices:
             self._memories[key] = self._memories_of(prices, links, ends, kept)
         return self._memories[key]
 
-    def crossing_s(self, prices: GridPrices, d: int, p: int, to: int) -> BoundarySeconds:
-        """Return the seconds of a message from a stage to another of the same replica."""
-        # Like links once for all grids.
-        key = prices.links_pattern(d, p, to), prices.settings.micro_batch_size
-        known = self._crossings.get(key)
-        if known is None:
-            waits, grid = self.problem.workload.training.stock_waits, prices.grid
-            sender, receiver = (grid.stage(d, place).stage for place in (p, to))
-            made = crossing(prices.plain, sender, receiver, waits)
-            known = self._crossings[key] = made.serialisation_s, made.latency_s
-        return known
-
-    def _links_of(self, prices: GridPrices, d: int, p: int) -> StageLinks:
-        grid, groups, cluster = prices.grid, prices.settings.expert_groups, self.problem.cluster
-        # Experts lie on the stages of all replicas of the block.
-        peers = prices.peers(d) if groups is not None else range(d, d + 1)
-        units = [grid.stage(r, p) for r in peers]
-        experts = None
-        if groups is not None:
-            experts = groups, [device for unit in units for device in unit.devices]
-        return stage_links(
-            cluster, grid.width, grid.stage(d, p).devices, grid.kinds_of(cluster, peers, p), experts
-        )
+    def crossing_s(self, prices: GridPrices, number: int) -> BoundarySeconds:
+        """Return the seconds of a message, by its number among like ones."""
+        key = number, prices.settings.micro_batch_size
+        if key not in self._crossings:
+            waits = self.problem.workload.training.stock_waits
+            made = crossing(prices.plain, *self.likes.ends[number], waits)
+            self._crossings[key] = made.serialisation_s, made.latency_s
+        return self._crossings[key]
 
     def _memories_of(
         self,
@@ -222,45 +194,29 @@ class GridPrices:
         batch = self.plain.workload.training.global_batch_size
         return batch // self.grid.num_replicas // self.settings.micro_batch_size
 
+    @cached_property
+    def _likes(self) -> tuple[Likes, Likes, Likes]:
+        return self.prices.likes.of(self.grid, self.settings.expert_groups)
+
     @property
-    def together(self) -> int:
-        """Replicas among which experts are dealt out."""
-        groups = self.settings.expert_groups
-        if groups is None:
-            return 1
-        return max(1, groups[0] * groups[1] // self.grid.ranks_of_stage)
-
-    def distinct_replicas(self) -> tuple[int, ...]:
-        """Return the first replica of each pattern, where a pattern includes the replicas that
-        share experts: replicas on like nodes have like prices.  Where the links from stage to stage
-        decide them alone, the first of each with unlike ones."""
-        cluster, grid = self.plain.cluster, self.grid
-        has_more = grid.context_parallel > 1 or self.settings.expert_groups is not None
-        if has_more or cluster.has_lines or cluster.has_nics:
-            return grid.distinct_replicas(self.together)
-        return grid.priced_replicas(cluster, self.prices.problem.likeness)
-
-    def pattern(self, d: int, p: int) -> tuple[object, ...]:
-        """Return what is equal for like stages."""
-        peers = self.peers(d) if self.together > 1 else ()
-        return self._pattern([d, *peers], [p])
-
-    def links_pattern(self, d: int, p: int, to: int) -> tuple[object, ...]:
-        """Return what is equal for two stages with like links between them."""
-        return self._pattern([d], [p, to])
-
-    def _pattern(self, replicas: Sequence[int], stages: Sequence[int]) -> tuple[object, ...]:
-        grid = self.grid
-        found = grid.pattern(replicas, stages)
-        # With several network cards in a machine the GPUs themselves tell the links.
-        if self.plain.cluster.has_nics:
-            found = tuple(d for r in replicas for p in stages for d in grid.stage(r, p).devices)
-        return (*found, grid.width, grid.context_parallel)
+    def stages(self) -> Likes:
+        """The stages of the unlike replicas."""
+        return self._likes[0]
 
     @cached_property
-    def replicas(self) -> tuple[int, ...]:
-        """The first replica of each pattern."""
-        return self.distinct_replicas()
+    def boundaries_s(self) -> list[NDArray[np.float64]]:
+        """The seconds of messages from each stage to the next one, from the last one to the first,
+        and of the messages back; each [unlike replica, stage]."""
+        _, *messages = self._likes
+        return [own.figures(lambda number: sum(self._crossing_s(number))) for own in messages]
+
+    @property
+    def crossings_s(self) -> list[NDArray[np.float64]]:
+        """The same on the path and in latency, each [unlike replica, stage, 2]."""
+        return [own.figures(self._crossing_s) for own in self._likes[1:]]
+
+    def _crossing_s(self, number: int) -> BoundarySeconds:
+        return self.prices.crossing_s(self, number)
 
     def exchange_s(self, experts: ExpertLinks | None) -> float:
         """Return the seconds of a layer's exchange of tokens with their experts in a pass."""
@@ -269,13 +225,14 @@ class GridPrices:
         model, training = self.plain.workload.model, self.plain.workload.training
         return experts.pass_s(model, training, self.share.own_tokens(model, training))
 
-    def pieces(self, d: int, p: int) -> PieceSeconds:
-        """Return the passes of the model's pieces on a stage, without recompute by blocks."""
-        return self.prices.pieces(self, self.prices.links(self, d, p), self.plain)
+    def pieces(self, number: int) -> PieceSeconds:
+        """Return the passes of the model's pieces on a stage, by its number among like ones,
+        without recompute by blocks."""
+        return self.prices.pieces(self, self.prices.likes.links[number], self.plain)
 
-    def place(self, d: int, p: int) -> StockPlace:
-        """Return the times and the memory of a stage of a replica."""
-        links = self.prices.links(self, d, p)
+    def place(self, number: int, p: int) -> StockPlace:
+        """Return the times and the memory of stage `p` of such a number among like ones."""
+        links = self.prices.likes.links[number]
         layer, embedding, head = self.prices.pieces(self, links, self.plain)
         base = PassTimes(0.0, 0.0)
         base = base + embedding if p == 0 else base
@@ -286,24 +243,3 @@ class GridPrices:
             recomputed_s = again.backward_s - layer.backward_s
         memories = self.prices.memories(self, links, p)
         return StockPlace((base, layer), recomputed_s, memories)
-
-    def crossing_s(self, d: int, p: int, to: int) -> BoundarySeconds:
-        """Return the seconds of a message from stage `p` to another of replica `d`."""
-        return self.prices.crossing_s(self, d, p, to)
-
-    def boundaries_s(self, d: int) -> Sequence[tuple[float, float]]:
-        """Return the seconds of a message over each boundary of a replica, there and back."""
-        # The same whatever is recomputed.
-        grid, known = self.grid, self.grid.ranks.known
-        key = ("boundaries", d, self.settings.micro_batch_size, *grid.shape)
-        if key not in known:
-            known[key] = [
-                (sum(self.crossing_s(d, p, p + 1)), sum(self.crossing_s(d, p + 1, p)))
-                for p in range(grid.num_stages - 1)
-            ]
-        return cast(Sequence[tuple[float, float]], known[key])
-
-    def peers(self, d: int) -> range:
-        """Return the replicas that share experts with replica `d`: they come in blocks."""
-        first = d // self.together * self.together
-        return range(first, first + self.together)

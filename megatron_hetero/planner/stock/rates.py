@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import dispatchers
@@ -59,7 +60,7 @@ class StockRates:
         most: dict[int, int] = {}
         nodes: dict[int, str] = {}
         for own in ranks:
-            names = (unit.node for unit in own.units)
+            names = map(attrgetter("node"), own.units)
             for (node, kind), number in Counter(zip(names, own.kinds, strict=True)).items():
                 nodes.setdefault(kind, node)
                 most[kind] = max(most.get(kind, 0), number * own.width)
@@ -71,10 +72,11 @@ class StockRates:
         """By what decides the price beside the kind."""
         # Names and sites of nodes do not matter for the passes of a group.
         first: dict[int, int] = {}
-        self._first_alike = {
+        self.first_alike = {
             kind: first.setdefault(problem.likeness.node(links.node.name), kind)
             for kind, links in self._kinds.items()
         }
+        """The first kind of equal machines."""
         self._dispatchers = dispatchers(problem.costs)
 
     def pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
@@ -85,7 +87,7 @@ class StockRates:
         num_batches = training.global_batch_size / form.settings.micro_batch_size
         # Layers a second of all groups, as if they worked without a pause.
         layer_s = self.layers_s(form)
-        speed = sum([n / layer_s(kind) for kind, n in ranks.kind_counts.items()])
+        speed = sum([n / layer_s(kind) for kind, n in ranks.kind_counts])
         return num_batches * self._problem.num_layers * form.context_parallel / speed
 
     def dealt_pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
@@ -112,7 +114,7 @@ class StockRates:
             if found is None:
                 # Without exchanges of experts kinds of equal machines have one price.
                 is_alone = form.settings.expert_groups is None or not form.has_exchange
-                first = self._first_alike[kind] if is_alone else kind
+                first = self.first_alike[kind] if is_alone else kind
                 if first not in known:
                     known[first] = self._priced(first, form)
                 found = known[kind] = known[first]

@@ -109,13 +109,16 @@ class _StockSearch:
         # Forms first: their bound holds on every grid of the ranks.
         recomputes = kinds_of_recompute(self._problem)
         of_sizes: dict[tuple[int, int], list[GroupForm]] = {}
+        of_kinds: dict[tuple[object, ...], FormsItem] = {}
         for ranks in self._ranks:
-            # Of equally many GPUs the forms are the same.
-            size = ranks.width, len(ranks.units)
-            own = of_sizes.get(size) or list(forms(self._problem, ranks, recomputes))
-            of_sizes[size] = own
-            bounds_s = np.array([self._rates.dealt_pace_s(ranks, form) for form in own])
-            self._push_in_turn(FormsItem(*in_order(bounds_s), ranks, own))
+            # Of equally many GPUs the forms are the same, of the same kinds their bounds as well.
+            size, kinds = (ranks.width, len(ranks.units)), (ranks.width, ranks.kind_counts)
+            if kinds not in of_kinds:
+                own = of_sizes.get(size) or list(forms(self._problem, ranks, recomputes))
+                of_sizes[size] = own
+                bounds_s = np.array([self._rates.dealt_pace_s(ranks, form) for form in own])
+                of_kinds[kinds] = FormsItem(*in_order(bounds_s), ranks, own)
+            self._push_in_turn(replace(of_kinds[kinds], ranks=ranks))
         self._look_at_all()
         while self._dropped and not self._best.found_any:
             # Nothing fits of what was looked at: on to the forms and grids that were left.

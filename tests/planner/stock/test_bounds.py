@@ -15,7 +15,6 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import dispatchers, expert_groups
 from megatron_hetero.cost.network.experts import expert_links
-from megatron_hetero.cost.placement import PlacedExperts
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.best import StockBest
 from megatron_hetero.planner.stock.case import StockCase
@@ -141,29 +140,6 @@ def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -
     plan = stock_plan(case, of[best].tolist(), kept)
     step = simulate_plan(plan, problem.cluster, is_stock=True)
     assert least[best] <= step.step_time_s * SLACK
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(problems(), st.data())
-def test_stages_with_like_links_take_what_the_price_list_says(
-    problem: Problem, data: st.DataObject
-) -> None:
-    assume(problem.nodes)
-    _, case = drawn_case(problem, data)
-    grid, groups = case.grid, case.settings.expert_groups
-    prices = StockPrices(problem).of(grid, case.settings)
-    rows = prices.plain.vocab_rows([grid.width])
-    for d in range(grid.num_replicas):
-        for p in range(grid.num_stages):
-            stage = grid.stage(d, p).stage
-            if groups is not None:
-                units = [grid.stage(r, p) for r in prices.peers(d)]
-                devices = tuple(device for unit in units for device in unit.devices)
-                stage = replace(stage, experts=PlacedExperts(groups, devices))
-            expected = prices.plain.stage_pieces(stage, rows)
-            layer, embedding, head = prices.pieces(d, p)
-            assert layer == expected.layer
-            assert (embedding, head) == (expected.embedding, expected.head)
 
 
 NODES = [("a", FAST, 4), ("b", FAST, 4), ("c", SLOW, 2), ("d", SLOW, 2)]
