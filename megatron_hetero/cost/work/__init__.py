@@ -2,6 +2,7 @@
 
 pieces       embedding, layer and head on a stage, modelled or measured
 compute      the analytic model of a layer
+speed        rates of a GPU in the job's precision
 context_parallel  what dividing sequences among groups adds to a layer
 ends         the same of the embedding and the head
 layer_work   products and memory traffic of the parts of a layer

@@ -32,10 +32,11 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.cost.work.compute import PassTimes, speed_of
+from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.ends import head_product
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
