@@ -57,6 +57,14 @@ class PartExchange(NamedTuple):
     again_s: float
 
 
+def exchanged_bytes(workload: Workload, members: Sequence[Member]) -> float:
+    """Return the bytes of a micro-batch's activation in an exchange of the group: in the precision
+    that products take and give, whatever the residuals are in."""
+    model, training = workload.model, workload.training
+    num_tokens = members[0][1].num_tokens(model, training)
+    return float(num_tokens * model.hidden_size * training.element_bytes)
+
+
 def layer_exchanges(
     workload: Workload,
     members: Sequence[Member],
