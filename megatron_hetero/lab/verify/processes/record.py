@@ -161,7 +161,7 @@ class Recorder:
             self._keep_late_weights()
             # Where the optimizer is divided, each rank has the sums of its own part alone.
             if self._sync is not None:
-                self._sync.gather(main_grad)
+                self._sync.weights.gather(main_grad)
             else:
                 stock_division.gather_gradients(model)
             done = get_args().curr_iteration
@@ -230,8 +230,8 @@ class Recorder:
         """Write `path.safetensors` and `path.json`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         # Weights of the last update may still travel.
-        if self._sync is not None and self._sync.weights_under_way is not None:
-            self._sync.weights_under_way.finish()
+        if self._sync is not None:
+            self._sync.weights.finish_under_way()
         self._keep_late_weights()
         arrays: dict[str, Any] = dict(self._arrays)
         if self._routers is not None:
