@@ -18,8 +18,8 @@ from megatron_hetero.runtime.parallel.boundary import (
     PipelineCommunicator,
     always_send_parts,
 )
+from megatron_hetero.runtime.parallel.building import build_groups
 from megatron_hetero.runtime.parallel.context_place import ContextPlace
-from megatron_hetero.runtime.parallel.groups import build_groups
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
 

@@ -158,7 +158,7 @@ class AsymmetricJob(FlagsOnPlan):
         """Build the plan's groups and boundaries, and attach all to Megatron.  Collective."""
         from megatron_hetero.runtime.job.attachments import RankContext
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
-        from megatron_hetero.runtime.parallel.groups import build_groups
+        from megatron_hetero.runtime.parallel.building import build_groups
 
         plan = self._plan
         # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.

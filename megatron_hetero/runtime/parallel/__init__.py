@@ -1,6 +1,7 @@
 """Unlike stages and widths: groups, boundaries, shards, and messages between stages.
 
 groups             the process groups of a rank
+building           how they are made, in one order on all ranks
 connecting         their communicators and connections, made at the start
 boundary           activations between unlike widths, every byte once
 arrivals           messages of a boundary that are under way

@@ -12,7 +12,8 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.weight_gradients import put_off
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
-from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
+from megatron_hetero.runtime.parallel.building import build_groups
+from megatron_hetero.runtime.parallel.groups import RankGroups
 
 TOKENS, HIDDEN = 3, 4
 
