@@ -28,7 +28,8 @@ from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.model.initial_weights import initialise
 from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
-from megatron_hetero.runtime.parallel.boundary import Boundary, boundaries_of
+from megatron_hetero.runtime.parallel.boundary import Boundary
+from megatron_hetero.runtime.parallel.pipeline import boundaries_of
 from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of
 from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic, RankTraffic
 
