@@ -115,7 +115,7 @@ def start(job: Small) -> dict[str, Any]:
     """Train a small job on its plan and beside one process; return what happened."""
     from megatron_hetero.lab.verify.options import Options
     from megatron_hetero.lab.verify.run import outcome_to_data, verify
-    from megatron_hetero.lab.verify.small.shrink import balances_by_choice
+    from megatron_hetero.lab.verify.small.architecture import balances_by_choice
 
     training = job.workload.training
     # Choices of sinkhorn cannot be held alike in half precision.

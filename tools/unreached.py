@@ -45,7 +45,7 @@ FOR_TESTS = {
     "runtime.faults.progress.PhaseStamps.pause": "a rest that is no hang",
     "runtime.gradients.sharding.parameter_gather.ParameterGather.num_under_way": "of the next",
     "runtime.gradients.sync.GradientSync.num_started": "overlap as it happens",
-    "runtime.gradients.sync.GradientSync.num_weights_under_way": "overlap as it happens",
+    "runtime.gradients.weights.HeldWeights.num_under_way": "overlap as it happens",
     "serving.compose.problem._shared_faults": "of faults",
     "serving.compose.problem._sum_of": "of faults",
     "serving.compose.problem.faults": "solutions are proved",

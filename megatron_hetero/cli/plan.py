@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import time
-from dataclasses import asdict
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import get_args
 
 from megatron_hetero.cli.arguments import add_model_argument, add_sends_argument, with_sends
-from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
+from megatron_hetero.cli.goal import add_goal_arguments, objective_of
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
-from megatron_hetero.cli.summary import plan_summary
+from megatron_hetero.cli.plan_found import FoundPlan, found_summary, show_found
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.collector import no_collector
-from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import (
     EXIT_INTERRUPTED,
@@ -31,16 +28,13 @@ from megatron_hetero.files import check_writable
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.notes import (
     memory_savers,
-    plan_notes,
     refused_words,
     unknown_words,
     unread_parts,
 )
-from megatron_hetero.model.load import load_arguments, load_workload
+from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
-from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.planner.faster_flags import faster_flags
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.request import Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import (
@@ -51,12 +45,6 @@ from megatron_hetero.planner.restrictions.measured_sizes import (
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import in_best_precision
 from megatron_hetero.planner.stock_strategy import STOCK
-from megatron_hetero.report.text.explanation import comparison_lines, refused_lines
-from megatron_hetero.report.text.faster_flags import faster_flag_lines
-from megatron_hetero.report.text.outcome import outcome_lines
-from megatron_hetero.report.text.refusals import note_lines, refusal_lines
-from megatron_hetero.report.text.terminal import plan_report
-from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
 Divide a model over a cluster of unlike GPUs: how many replicas, which GPUs form
@@ -67,7 +55,6 @@ many micro-batches each replica does.  Needs no GPU and no torch.
   megatron-hetero plan --cluster cluster.yaml --model config.json \\
       -- --seq-length 4096 --global-batch-size 64 --micro-batch-size 1 --bf16"""
 TAKES_MEGATRON_FLAGS = True
-_WIDE_GAP = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -212,6 +199,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         held = held_to_measured_sizes(cluster, workload, profile)
     cluster = held.cluster
     unmeasured = unmeasured_words(cluster, workload, profile)
+    said = tuple(words for words in (held.words, unmeasured, *map(str, cluster.doubts)) if words)
     # Search; for the best precision, once for each candidate.
     start_s = time.perf_counter()
     with output.search_progress() as progress:
@@ -244,73 +232,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     code = EXIT_INTERRUPTED if explanation.interrupted else code
     if explanation.interrupted:
         output.note("interrupted: this is the best plan found so far")
-    # Answer as JSON with every figure, or as text below.
-    utilization = utilization_of(plan, cluster)
+    found = FoundPlan(plan, explanation, workload, cluster, profile, search_s, chosen.words, said)
     if arguments.json:
-        stock = explanation.best_stock
-        summary = plan_summary(plan, arguments.output, utilization)
-        summary["search_s"] = round(search_s, 3)
-        summary["best_stock"] = None if stock is None else asdict(stock)
-        short = explanation.stock_shortage
-        summary["stock_shortage"] = None if short is None else asdict(short)
-        summary["outcome"] = explanation.outcome and asdict(explanation.outcome)
-        for name in ("simplest", "fastest"):
-            other = getattr(explanation, name)
-            summary[name] = None if other is None else asdict(other)
-        summary["by_hand"] = [asdict(other) for other in explanation.by_hand]
-        summary["refused"] = [asdict(other) for other in explanation.refused]
-        summary["simplest_within"] = explanation.simplest_within
-        summary["objective"] = arguments.objective
-        summary["notes"] = [
-            *plan_notes(plan, workload, _places(arguments)),
-            *refused_lines(explanation),
-            *(words for words in (held.words, unmeasured) if words),
-            *map(str, cluster.doubts),
-        ]
-        summary["chosen_precision"] = chosen.words or None
-        summary["interrupted"] = explanation.interrupted
-        summary["faster_flags"] = [asdict(g) for g in faster_flags(plan, cluster, profile)]
-        output.json(summary)
-        return code
-    # Comparison with stock Megatron, the goal, and flags that would be faster.
-    beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
-    outcome = explanation.outcome if asks_for_a_goal(arguments, cluster) else None
-    outcome_part = [] if outcome is None else outcome_lines(outcome)
-    faster = faster_flag_lines(faster_flags(plan, cluster, profile))
-    lines = plan_report(plan, utilization, in_full=False)
-    said = (chosen.words, held.words, unmeasured, *map(str, cluster.doubts))
-    chosen_for_you = [*refused_lines(explanation), *(words for words in said if words)]
-    notes = note_lines(plan, workload, _places(arguments))
-    output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
-    # A wide gap may be the plan's or the bound's.
-    if _may_be_proved_further(arguments, plan):
-        if arguments.strategy == "auto":
-            output.show(
-                "plan --strategy thorough takes up to ten times as long and may find a faster plan"
-            )
-        output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
-    # Name the file written, and flags of the job that would stop its start.
-    refusals = tuple(refusal_lines(plan, explanation.best_stock is not None))
-    # The last line says what to do next.
-    if arguments.output is None:
-        output.show("Nothing was written: -o plan.json saves the plan", *refusals)
-    elif refused:
-        output.show(f"Written to {arguments.output}, but its job would not start", *refusals)
+        output.json(found_summary(arguments, found))
     else:
-        output.show(
-            f"Written to {arguments.output}; next: "
-            f"megatron-hetero flags {shlex.quote(str(arguments.output))}",
-            *refusals,
-        )
+        show_found(arguments, output, found)
     return code
-
-
-def _places(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return file and line of each flag of the job."""
-    job = load_arguments(
-        arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
-    )
-    return {argument.flag: argument.where for argument in job.arguments}
 
 
 def _strategy(name: str) -> str:
@@ -336,11 +263,3 @@ def _part(percent: str | None, flag: str = "--simplest") -> float | None:
     if number is None:
         raise UsageError(f'{flag} "{percent}": write a percentage, for example 5%')
     return float(number[1]) / 100
-
-
-def _may_be_proved_further(arguments: argparse.Namespace, plan: Plan) -> bool:
-    """Return True if the plan is so far from the bound that a longer search may pay."""
-    gap = None if plan.estimates is None else plan.estimates.gap
-    # Longer searches are advised for the default schedule, and where not only stock plans count.
-    is_plain = arguments.schedule == "counts" and arguments.strategy != STOCK
-    return gap is not None and gap > _WIDE_GAP and is_plain and not arguments.prove

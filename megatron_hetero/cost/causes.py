@@ -14,7 +14,7 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.placement import PlacedReplica
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.stage_prices import StagePrices
-from megatron_hetero.cost.work.compute import PartSeconds, PassTimes, part_seconds, speed_of
+from megatron_hetero.cost.work.compute import PartSeconds, PassTimes, part_seconds
 from megatron_hetero.cost.work.context_parallel import merging_times
 from megatron_hetero.cost.work.ends import (
     embedding_times,
@@ -27,6 +27,7 @@ from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.pieces import PieceSource, PieceTimes
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.profile import Piece
+from megatron_hetero.cost.work.speed import speed_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from megatron_hetero.cli.flags import comment
 from megatron_hetero.cli.main import main
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.place import place_in_order
 from tests.cost.builders import CLUSTER, make_workload
@@ -143,3 +143,12 @@ def test_what_has_to_lie_on_every_machine_is_said(tmp_path: Path, capsys) -> Non
     folder = tmp_path / "job"
     assert main(["launch", str(tmp_path / "plan.json"), "--for", "ssh", "-o", str(folder)]) == 0
     assert "to the same path on every machine" in " ".join(capsys.readouterr().out.split())
+
+
+def test_flags_of_the_plan_name_every_node(plan_path: Path, capsys) -> None:
+    assert main(["flags", str(plan_path), "--style", "line"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if not x.startswith("#")]
+    plan = load_plan(plan_path)
+    assert len(lines) == len(plan.hosts)
+    for host, line in zip(plan.hosts, lines, strict=True):
+        assert f"--nproc-per-node {len(host.gpu_indices)} " in line

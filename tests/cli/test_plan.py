@@ -1,12 +1,9 @@
-"""`plan` and `explain` on the example that the README shows."""
+"""`plan` on the example that the README shows."""
 
 from __future__ import annotations
 
 import json
 import re
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -14,55 +11,10 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.structure_search import StructureSearch
-
-ROOT = Path(__file__).resolve().parents[2]
-CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")
-MODEL = str(ROOT / "examples/a100-rtx4090/gpt-7b.sh")
-PLAN = ["plan", "--cluster", CLUSTER, "--model", MODEL]
-
-
-QUICK = ("--strategy", "symmetric")
-"""For what does not depend on how well was searched."""
-
-
-@dataclass(frozen=True)
-class Printed:
-    """What `plan --json` wrote and printed."""
-
-    path: Path
-    out: str
-    err: str
-
-
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    path = tmp_path_factory.mktemp("plan") / "plan.json"
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        assert main([*PLAN, "-o", str(path), "--json"]) == 0
-    return Printed(path, out.getvalue(), err.getvalue())
-
-
-@pytest.fixture(scope="module")
-def plan_path(printed: Printed) -> Path:
-    return printed.path
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Three of the GPUs and a plan of four of the layers, for verbs that plan again."""
-    folder = tmp_path_factory.mktemp("small")
-    cluster, path = folder / "cluster.yaml", folder / "plan.json"
-    text = Path(CLUSTER).read_text()
-    assert "count: 4" in text
-    cluster.write_text(text.replace("count: 4", "count: 2"))
-    words = ["plan", "--cluster", str(cluster), "--model", MODEL, *QUICK, "-o", str(path)]
-    assert main([*words, "--json", "--", "--num-layers", "4"]) == 0
-    return cluster, path
+from tests.cli.example import CLUSTER, MODEL, PLAN, QUICK, Printed
 
 
 def test_plan_prints_what_it_writes(tmp_path: Path, capsys) -> None:
@@ -174,76 +126,6 @@ def test_files_that_cannot_be_read(words: list[str], code: int, capsys) -> None:
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_explain_shows_the_figures_of_the_file(plan_path: Path, capsys) -> None:
-    assert main(["explain", str(plan_path)]) == 0
-    out = capsys.readouterr().out
-    assert "step time" in out
-    assert f"those that {plan_path} holds" in out.replace("\n", " ")
-    assert "--cluster CLUSTER.YAML to score it anew" in out.replace("\n", " ")
-    assert "Where the time goes" not in out
-
-
-def test_explain_with_the_cluster_says_why(plan_path: Path, capsys) -> None:
-    assert main(["explain", str(plan_path), "--cluster", CLUSTER]) == 0
-    out = capsys.readouterr().out
-    assert "CLUSTER.YAML" not in out
-    for words in ("Where the time goes", "pipeline bubble", "Memory left", "next best"):
-        assert words in out
-    assert max(map(len, out.splitlines())) <= 100
-
-
-def test_explain_scores_a_plan_as_the_planner_did(plan_path: Path, capsys) -> None:
-    main(["explain", str(plan_path), "--json"])
-    from_file = json.loads(capsys.readouterr().out)
-    main(["explain", str(plan_path), "--cluster", CLUSTER, "--json"])
-    anew = json.loads(capsys.readouterr().out)
-    assert anew["step_time_s"] == from_file["step_time_s"]
-    assert from_file["explanation"] is None
-    assert (from_file["scored_anew"], anew["scored_anew"]) == (False, True)
-    parts = anew["explanation"]["time_by_cause"]
-    assert sum(parts.values()) == pytest.approx(anew["step_time_s"])
-
-
-def test_explain_refuses_a_profile_without_a_cluster(plan_path: Path, capsys) -> None:
-    assert main(["explain", str(plan_path), "--profile", "profile.json"]) == 2
-    assert "give --cluster too" in capsys.readouterr().err
-
-
-def test_validate_against_the_cluster(plan_path: Path, capsys) -> None:
-    assert main(["validate", str(plan_path), "--cluster", CLUSTER, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["made_for_cluster"] is True
-
-
-def test_validate_says_when_the_cluster_is_another(plan_path: Path, tmp_path: Path, capsys) -> None:
-    other = tmp_path / "cluster.yaml"
-    text = Path(CLUSTER).read_text()
-    assert "30 us" in text
-    other.write_text(text.replace("30 us", "31 us"))
-    assert main(["validate", str(plan_path), "--cluster", str(other)]) == 0
-    assert "note: " in capsys.readouterr().err
-
-
-def test_validate_refuses_hardware_that_is_not_there(
-    plan_path: Path, tmp_path: Path, capsys
-) -> None:
-    other = tmp_path / "cluster.yaml"
-    text = Path(CLUSTER).read_text()
-    other.write_text(
-        text.replace("gpu: RTX-4090", "gpu: RTX-3090").replace(" RTX-4090:", " RTX-3090:")
-    )
-    assert main(["validate", str(plan_path), "--cluster", str(other)]) == 4
-    assert "RTX-4090" in capsys.readouterr().err
-
-
-def test_flags_of_the_plan_name_every_node(plan_path: Path, capsys) -> None:
-    assert main(["flags", str(plan_path), "--style", "line"]) == 0
-    lines = [x for x in capsys.readouterr().out.splitlines() if not x.startswith("#")]
-    plan = load_plan(plan_path)
-    assert len(lines) == len(plan.hosts)
-    for host, line in zip(plan.hosts, lines, strict=True):
-        assert f"--nproc-per-node {len(host.gpu_indices)} " in line
-
-
 def test_a_strategy_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     assert main([*PLAN, "-o", str(path), "--json", "--strategy", "columns"]) == 0
@@ -335,68 +217,3 @@ def test_plan_for_a_run_with_limits(tmp_path: Path, capsys) -> None:
 def test_goals_that_make_no_sense(words: list[str], code: int, message: str, capsys) -> None:
     assert main([*PLAN, *words]) == code
     assert re.search(message, capsys.readouterr().err)
-
-
-def test_explain_says_what_to_add_first(
-    small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    cluster, path = small
-    found_once: list[tuple[WhatIf, ...]] = []
-
-    def once(*args: object, **named: object) -> tuple[WhatIf, ...]:
-        if not found_once:
-            found_once.append(what_to_add(*args, **named, num_planned=1))  # type: ignore[arg-type]
-        return found_once[0]
-
-    monkeypatch.setattr("megatron_hetero.cli.explain.what_to_add", once)
-    words = ["explain", str(path), "--what-if"]
-    assert main(words) == 2
-    assert "give --cluster" in capsys.readouterr().err
-    words += ["--cluster", str(cluster)]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["what_if"]
-    assert found[0]["what"].startswith("one more machine like") and found[0]["gain"] > 0.1
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    assert "What to add first" in out and found[0]["what"] in out
-    assert max(map(len, out.splitlines())) <= 100
-
-
-def test_planning_again_for_a_script_that_may_hold_more_flags_ends_with_1(
-    small: tuple[Path, Path], tmp_path: Path, capsys
-) -> None:
-    cluster, old = small
-    workload = load_plan(old).workload
-    assert workload is not None
-    path = tmp_path / "run.sh"
-    path.write_text(f"torchrun pretrain_gpt.py {' '.join(workload.megatron_args)} $MORE\n")
-    words = ["plan", "--cluster", str(cluster), "--near", str(old), "--model", str(path)]
-    assert main(words) == 1
-    assert "NOT ALL OF THE SCRIPT IS KNOWN" in capsys.readouterr().out
-    assert main([*words, "--json"]) == 1
-    assert "MORE" in " ".join(json.loads(capsys.readouterr().out)["notes"])
-    assert main([*words, "--model-env", "MORE="]) == 0
-
-
-def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Path, capsys) -> None:
-    cluster, old = small
-    smaller = tmp_path / "smaller.yaml"
-    smaller.write_text(cluster.read_text().replace("count: 2", "count: 1"))
-    path = tmp_path / "after.json"
-    words = ["plan", "--cluster", str(smaller), "--near", str(old), "-o", str(path)]
-    words += ["--store-bandwidth", "1 GB/s", "--steps", "100"]
-    assert main([*words, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    way = shown["ways"][shown["chosen"]]
-    assert shown["layout"] == way["layout"] == format_layout(load_plan(path).layout)
-    assert all(w["moved_bytes"] >= 0 and w["move_s"] is not None for w in shown["ways"])
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    assert "Ways to go on" in out and "to fetch" in out and "a step took" in out
-    assert max(map(len, out.splitlines())) <= 100
-    for bad, message in (
-        (["--near", str(old), "--store-bandwidth", "5"], "--store-bandwidth: .* without a"),
-        (["--prefer", "near", "--model", MODEL], "--prefer goes with --near"),
-    ):
-        assert main(["plan", "--cluster", str(smaller), *bad]) == 2
-        assert re.search(message, capsys.readouterr().err)

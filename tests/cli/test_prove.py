@@ -13,7 +13,7 @@ from megatron_hetero.bounds.effort import PROOF
 from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES
 from megatron_hetero.cli.main import main
 from megatron_hetero.plan.file import load_plan
-from tests.cli.test_plan import CLUSTER, MODEL, PLAN
+from tests.cli.example import CLUSTER, MODEL, PLAN
 
 MANY = """\
 version: 1

@@ -11,6 +11,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
+from tests.cli.example import CLUSTER
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/one-workstation/llama-1.5b.flags"
 
@@ -70,3 +71,29 @@ def test_flags_of_another_model_than_the_plans_are_named(tmp_path: Path, capsys)
     path.write_text(json.dumps(data))
     assert main(["validate", str(path)]) == 4
     assert "hidden_size: plan 2048, flags 4096" in " ".join(capsys.readouterr().err.split())
+
+
+def test_validate_against_the_cluster(plan_path: Path, capsys) -> None:
+    assert main(["validate", str(plan_path), "--cluster", CLUSTER, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["made_for_cluster"] is True
+
+
+def test_validate_says_when_the_cluster_is_another(plan_path: Path, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "cluster.yaml"
+    text = Path(CLUSTER).read_text()
+    assert "30 us" in text
+    other.write_text(text.replace("30 us", "31 us"))
+    assert main(["validate", str(plan_path), "--cluster", str(other)]) == 0
+    assert "note: " in capsys.readouterr().err
+
+
+def test_validate_refuses_hardware_that_is_not_there(
+    plan_path: Path, tmp_path: Path, capsys
+) -> None:
+    other = tmp_path / "cluster.yaml"
+    text = Path(CLUSTER).read_text()
+    other.write_text(
+        text.replace("gpu: RTX-4090", "gpu: RTX-3090").replace(" RTX-4090:", " RTX-3090:")
+    )
+    assert main(["validate", str(plan_path), "--cluster", str(other)]) == 4
+    assert "RTX-4090" in capsys.readouterr().err

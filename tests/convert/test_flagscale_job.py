@@ -1,7 +1,4 @@
-"""FlagScale's experiment files: composed, turned into Megatron's flags, and what is left out named.
-
-The files are small ones in FlagScale's form (an experiment that takes its job from `train/`).
-"""
+"""FlagScale's experiment files, turned into Megatron's flags, and what is left out named."""
 
 from __future__ import annotations
 
@@ -12,91 +9,16 @@ import pytest
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.convert.flagscale_job import FlagScaleJob, read_flagscale_job
-from megatron_hetero.convert.hydra import Value, read_experiment
-from megatron_hetero.errors import FileFormatError, HeteroError, UnsupportedError, UsageError
+from megatron_hetero.convert.hydra import read_experiment
+from megatron_hetero.errors import FileFormatError, HeteroError, UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan
-
-EXPERIMENT = """\
-defaults:
-  - train: mixed
-  - _self_
-experiment:
-  exp_name: small
-  exp_dir: ./out
-  seed: 7
-  task: {type: train, backend: megatron}
-  runner: {hostfile: hosts, nproc_per_node: 4}
-  envs: {CUDA_VISIBLE_DEVICES: "0,1,2,3", MY_SETTING: 1}
-action: run
-hydra:
-  run: {dir: "${experiment.exp_dir}/hydra"}
-"""
-TRAIN = """\
-system:
-  tensor_model_parallel_size: 2
-  pipeline_model_parallel_size: 3
-  use_distributed_optimizer: true
-  sequence_parallel: false
-  no_shared_fs: true
-  precision: {bf16: true}
-  logging:
-    wandb_project: ${experiment.exp_name}-${experiment.exp_name}
-    log_dir: ./logs
-  hetero:
-    enable_hetero: true
-    hetero_pipeline_layer_split: [3, 1, 2]
-    hetero_process_meshes: [2, 1, 1, 2, 1, 4, 1, 1, 2, 1, 2, 1, 1, 2, 1]
-    hetero_device_types: [A800, RTX-4090, mlu590]
-  recompute:
-    recompute_granularity: full
-    recompute_method: uniform
-    recompute_num_layers: 1
-    recompute_granularity_per_stage_micro_batch: [[1, 6, 0, 2, 0], [2, 8, 1]]
-    recompute_method_per_stage_micro_batch: [[2, 8, 0], [1, 8, 1]]
-    recompute_num_layers_per_stage_micro_batch: [[2, 8, 2], [1, 8, 1]]
-model:
-  num_layers: 6
-  hidden_size: 96
-  num_attention_heads: 8
-  seq_length: 64
-  max_position_embeddings: 64
-  swiglu: true
-  multiple_of: 64
-  hidden_dim_multiplier: 1.5
-  norm_init_weight: 0.5
-  micro_batch_size: 1
-  global_batch_size: 16
-  train_iters: 10
-  seed: ${experiment.seed}
-  weight_decay: 0.1
-  optimizer:
-    weight_decay: 0.01
-    lr_scheduler: {lr: 2e-4}
-data:
-  data_path: ${data_path:??}
-  split: 1
-  tokenizer:
-    tokenizer_type: SmallTokenizerFS
-    tokenizer_path: xxxx
-    vocab_file: null
-    vocab_size: 512
-"""
+from tests.convert.flagscale import TRAIN, experiment
 
 
 def line(text: str) -> int:
     """Where a text stands in `TRAIN`."""
     return next(n for n, words in enumerate(TRAIN.splitlines(), start=1) if text in words)
-
-
-def experiment(
-    folder: Path, train: str = TRAIN, top: str = EXPERIMENT, name: str = "mixed"
-) -> Path:
-    (folder / "conf/train").mkdir(parents=True)
-    (folder / f"conf/train/{name}.yaml").write_text(train)
-    path = folder / "conf/train_hetero.yaml"
-    path.write_text(top)
-    return path
 
 
 def read(folder: Path, *changes: tuple[str, str]) -> FlagScaleJob:
@@ -290,79 +212,3 @@ def test_files_that_are_wrong_are_refused(
     assert main([*words, "--folder", str(tmp_path / "job")]) == error.exit_code
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "job").exists()
-
-
-@pytest.mark.parametrize(
-    ("defaults", "message"),
-    [
-        ("[train: ../../secret]", "is not read here"),
-        ("[train: /etc/passwd]", "is not read here"),
-        ("['train@other: mixed']", "is not read here"),
-        ("[override train: mixed]", "is not read here"),
-        ("[train: missing]", "missing.yaml: cannot be read"),
-        ("train", "defaults is a list"),
-        ("[train_hetero]", "lead back to itself"),
-    ],
-)
-def test_defaults_that_are_not_read_are_named(defaults: str, message: str, tmp_path: Path) -> None:
-    top = EXPERIMENT.replace("\n  - train: mixed\n  - _self_", f" {defaults}")
-    with pytest.raises((FileFormatError, UnsupportedError), match=message):
-        read_experiment(experiment(tmp_path, top=top))
-
-
-def test_a_package_header_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="@package _global_"):
-        read_experiment(experiment(tmp_path, f"# @package _global_\n{TRAIN}"))
-
-
-def value(path: Path, key: str) -> Value:
-    found = read_experiment(path).tree.find(key)
-    assert isinstance(found, Value)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("defaults", "seed"),
-    [
-        ("[train: mixed, _self_]", 3),
-        ("[_self_, train: mixed]", 1),
-        # Without _self_ the file itself comes last.
-        ("[train: mixed]", 3),
-        ("[base, train: mixed]", 3),
-        ("[train: [mixed, other], _self_]", 3),
-        ("[_self_, train: [mixed, other]]", 2),
-        ("[train: mixed, model: null]", 3),
-    ],
-)
-def test_later_files_win(defaults: str, seed: int, tmp_path: Path) -> None:
-    path = experiment(tmp_path, "model: {seed: 1, a: 1}\n")
-    path.write_text(f"defaults: {defaults}\ntrain: {{model: {{seed: 3}}}}\n")
-    (tmp_path / "conf/base.yaml").write_text("train: {model: {seed: 4, b: 4}}\n")
-    (tmp_path / "conf/train/other.yaml").write_text("model: {seed: 2}\n")
-    assert value(path, "train.model.seed").data == seed
-    assert value(path, "train.model.a").data == 1
-
-
-def test_the_environment_is_never_asked(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("SECRET", "told")
-    path = experiment(tmp_path, "model: {a: '${oc.env:SECRET}', b: 'x${oc.env:SECRET}'}\n")
-    path.write_text("defaults: [train: mixed]\n")
-    for key in ("a", "b"):
-        found = value(path, f"train.model.{key}")
-        assert "told" not in str(found.data)
-        assert "only references to keys are" in found.reason
-
-
-def test_references_cannot_fill_the_memory(tmp_path: Path) -> None:
-    lines = ["a0: xy"]
-    lines += [f"a{n}: '${{a{n - 1}}}${{a{n - 1}}}'" for n in range(1, 40)]
-    path = tmp_path / "bomb.yaml"
-    path.write_text("\n".join(lines))
-    with pytest.raises(FileFormatError, match="bring in more than"):
-        read_experiment(path)
-    # Empty ones grow nothing, and each is replaced once.
-    path.write_text("\n".join(lines).replace("a0: xy", 'a0: ""'))
-    assert value(path, "a39").data == ""
-    path.write_text("\n".join(f"b{n}: ${{b{n + 1}}}" for n in range(200)) + "\nb200: 1")
-    with pytest.raises(FileFormatError, match="lead through more than"):
-        read_experiment(path)

@@ -19,12 +19,9 @@ from megatron_hetero.cost.parameters import layer_params, stage_params
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.calibration import shipped_calibration
-from megatron_hetero.cost.work.compute import (
-    core_attention_times,
-    group_layer_times,
-    speed_of,
-)
+from megatron_hetero.cost.work.compute import core_attention_times, group_layer_times
 from megatron_hetero.cost.work.context_parallel import merging_times
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 from megatron_hetero.plan.sharding.token_shares import token_counts

@@ -33,7 +33,7 @@ from megatron_hetero.plan.layout import parse_layout
 from tests.cluster.inventory import test_kubernetes, test_slurm
 from tests.cluster.inventory.test_discovery import FOUR
 from tests.cluster.inventory.test_measurements import log
-from tests.convert.test_flagscale_job import EXPERIMENT, TRAIN
+from tests.convert.flagscale import EXPERIMENT, TRAIN
 from tests.hostile.mutate import damaged
 from tests.hostile.watch import watched
 from tests.plan.edits import PLAN

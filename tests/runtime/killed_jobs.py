@@ -26,7 +26,7 @@ from megatron_hetero.runtime.faults.progress import OF_RANK_0, Phase
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from tests.runtime.fault_runs import FaultJob
-from tests.runtime.planted import start_ranks
+from tests.runtime.started import start_ranks
 
 LAYOUTS = (
     "tp2:3,tp1:1 @3 | tp1:4 @1",

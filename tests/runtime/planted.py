@@ -10,35 +10,25 @@ agree train two steps, and end with the losses of a job without the difference.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import re
-import signal
-import socket
 import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megatron_hetero.errors import HeteroError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime.job import agreement, entry
-from megatron_hetero.runtime.job.local.loading import preload
-from megatron_hetero.runtime.job.local.ranks import rank_environment
+from tests.runtime.started import NEVER, Start, start_ranks
 from tests.runtime.workloads import plan, workload
 
 LAYOUT, NUM_RANKS = "tp1:3,tp1:1 @3 | tp1:4 @3", 3
 STEPS = 2
-LIMIT_S = 90.0
-_NEVER = 99
 
 
 @dataclass(frozen=True)
@@ -54,21 +44,6 @@ class Difference:
     versions: Mapping[str, str] = field(default_factory=dict)
     by_refusal: bool = False
     """The rank itself refuses, before it could be compared."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """How the processes of one start ended, by rank."""
-
-    codes: tuple[int, ...]
-    logs: tuple[str, ...]
-    seconds: float
-    spread_s: float
-    """From the first end of a process to the last."""
-
-    @property
-    def losses(self) -> list[str]:
-        return [loss for log in self.logs for loss in re.findall(r"lm loss: (\S+)", log)]
 
 
 class PlantedJob:
@@ -107,7 +82,7 @@ class PlantedJob:
         folder = self.folder / f"start-{self._count}"
         folder.mkdir()
         versions = {} if difference is None else difference.versions
-        planted = _NEVER if difference is None else difference.rank
+        planted = None if difference is None else difference.rank
         return start_ranks(
             NUM_RANKS,
             folder,
@@ -124,88 +99,6 @@ def _train(argv: Sequence[str], versions: Mapping[str, str]) -> None:
     entry.main(argv)
 
 
-def start_ranks(
-    num_ranks: int,
-    folder: Path,
-    function: Callable[[int], None],
-    stays: int | None = None,
-    over_tcp: bool = False,
-) -> Start:
-    """Run `function(rank)` in forked processes, none of which is ended for another's sake.
-
-    Args:
-        num_ranks: number of processes.
-        folder: for their logs and their store.
-        function: the work of a rank.
-        stays: rank that is not waited for, because it is stopped for ever.
-        over_tcp: the ranks meet at a port of rank 0, as those of several machines do.
-    """
-    preload()
-    meet_at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if over_tcp else {}
-    began = time.monotonic()
-    pids = {}
-    for rank in range(num_ranks):
-        pid = os.fork()
-        if pid == 0:
-            _be_rank(rank, num_ranks, folder, function, meet_at)
-        pids[pid] = rank
-    codes, ends = [_NEVER] * num_ranks, []
-    while set(pids.values()) - {stays} and time.monotonic() - began < LIMIT_S:
-        for pid in list(pids):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                codes[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
-                ends.append(time.monotonic())
-        time.sleep(0.02)
-    for pid in pids:  # what hangs has the code `_NEVER`
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    logs = tuple((folder / f"rank-{r}.log").read_text(errors="replace") for r in range(num_ranks))
-    spread = max(ends) - min(ends) if ends else 0.0
-    return Start(tuple(codes), logs, time.monotonic() - began, spread)
-
-
-def _free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
-
-
-def _be_rank(
-    rank: int,
-    num_ranks: int,
-    folder: Path,
-    function: Callable[[int], None],
-    meet_at: Mapping[str, str],
-) -> None:
-    code = 1
-    try:
-        log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        os.environ |= rank_environment(rank, num_ranks, str(folder / "store"))
-        if meet_at:
-            os.environ |= meet_at
-            del os.environ["MEGATRON_HETERO_STORE"]
-        import torch
-
-        torch.set_num_threads(1)
-        function(rank)
-        code = 0
-    except HeteroError as error:
-        print(f"error: {error}", flush=True)
-        code = error.exit_code
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def fault_of(found: Start, difference: Difference, alone: Start) -> str | None:
     """Return what is wrong with the end of a start; None if it is as it has to be.
 
@@ -214,7 +107,7 @@ def fault_of(found: Start, difference: Difference, alone: Start) -> str | None:
         difference: what was planted.
         alone: the same job without it.
     """
-    if _NEVER in found.codes:
+    if NEVER in found.codes:
         return "hangs"
     if not difference.named:
         same = found.codes == (0,) * NUM_RANKS and found.losses == alone.losses

@@ -31,7 +31,7 @@ from megatron_hetero.runtime.gradients.groups import rounds
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs
-from megatron_hetero.runtime.parallel.boundary import always_send_parts
+from megatron_hetero.runtime.parallel.pipeline import always_send_parts
 from megatron_hetero.schedule.proof.of_plan import How
 from megatron_hetero.schedule.proof.operations import Item, JobOperations
 from tests.runtime.layout_generator import GLOBAL_BATCH_SIZE

@@ -13,13 +13,10 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.parallel.boundary import (
-    Boundary,
-    PipelineCommunicator,
-    always_send_parts,
-)
+from megatron_hetero.runtime.parallel.boundary import Boundary
+from megatron_hetero.runtime.parallel.building import build_groups
 from megatron_hetero.runtime.parallel.context_place import ContextPlace
-from megatron_hetero.runtime.parallel.groups import build_groups
+from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator, always_send_parts
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
 

@@ -22,7 +22,7 @@ from megatron_hetero.runtime.gradients.groups import pair_group
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs
-from megatron_hetero.runtime.parallel.boundary import always_send_parts
+from megatron_hetero.runtime.parallel.pipeline import always_send_parts
 from tests.runtime.on_machines import on_machines
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 

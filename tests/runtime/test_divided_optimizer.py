@@ -82,7 +82,7 @@ def test_weights_travel_while_the_forward_pass_runs(tmp_path: Path) -> None:
             def watched(data_iterator: Any, model: Any) -> Any:
                 sync = gradient_sync(get_model_config(model))
                 assert sync is not None
-                under_way.append(sync.num_weights_under_way)
+                under_way.append(sync.weights.num_under_way)
                 return forward_step(data_iterator, model)
 
             gpt.forward_step = watched

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.runtime.gradients.sync import GradientSync
+from megatron_hetero.runtime.gradients.weights import HeldWeights
 from megatron_hetero.runtime.job.local.jobs import RankFailedError
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_effects import EXPERTS
@@ -82,14 +82,14 @@ def test_dumps_of_gradients_of_inputs(tmp_path: Path) -> None:
 
 
 def test_a_weight_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = GradientSync.weights_are_equal
+    compare = HeldWeights.are_equal
 
-    def spoilt(self: GradientSync) -> bool:
+    def spoilt(self: HeldWeights) -> bool:
         if torch.distributed.get_rank() == 1:
-            next(iter(self.parameters.values())).data.view(-1)[0] += 1e-3
+            next(iter(self._reductions[0].parameters)).data.view(-1)[0] += 1e-3
         return compare(self)
 
-    monkeypatch.setattr(GradientSync, "weights_are_equal", spoilt)
+    monkeypatch.setattr(HeldWeights, "are_equal", spoilt)
     job = plan_job(tmp_path / "plan", [HASHES], LAYOUT)
     with pytest.raises(RankFailedError, match="hashes not matching"):
         run_jobs([job], 120)

@@ -82,7 +82,7 @@ def test_gradients_and_norm_are_those_of_the_whole_batch(
             _run_step(toy, sync, step, per_token)
             expected = _expected(asked, step, per_token)
             norm = _norm(optimizer)
-            sync.gather(main_grad)
+            sync.weights.gather(main_grad)
             for name, parameter in toy.parameters.items():
                 whole = expected[name]
                 error = (main_grad(parameter) - toy.part(name, whole)).abs().max()
@@ -249,7 +249,7 @@ def test_buckets_under_way_keep_to_the_room_and_end_with_the_same_bits(
             peaks = _watched(sync, room)
             toy.backward(1)
             sync.finalize([toy.model])
-            sync.gather(main_grad)
+            sync.weights.gather(main_grad)
             found.append([main_grad(p).clone() for p in toy.parameters.values()])
             most.append(max(peaks))
         num_packed = sum(r.num_copies > 0 for r in sync.reductions)

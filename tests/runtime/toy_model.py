@@ -25,7 +25,8 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.world import World
-from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
+from megatron_hetero.runtime.parallel.building import build_groups
+from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shards import TIED_EMBEDDING, global_parameters, shard_of
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 from tests.runtime.workloads import plan as plan_of

@@ -8,5 +8,6 @@ room       memory for those that are under way
 sharded    what exchanges of sharded layers add to passes
 least      the least that any exchange takes, for bounds
 exchange_clock  when exchanges that share paths are done
+holders    ranks that reduce gradients together
 communicators  those of every rank of a job, and NCCL's buffers for them
 """

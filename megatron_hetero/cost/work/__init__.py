@@ -2,8 +2,10 @@
 
 pieces       embedding, layer and head on a stage, modelled or measured
 compute      the analytic model of a layer
+speed        rates of a GPU in the job's precision
 context_parallel  what dividing sequences among groups adds to a layer
 ends         the same of the embedding and the head
+group_ends   the ends on a group, with its exchanges
 layer_work   products and memory traffic of the parts of a layer
 launches     operators that the host launches for a piece
 host_work    work of the host beyond what it launches, in units of an operator

@@ -18,28 +18,21 @@ from typing import NamedTuple
 from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.share import TensorShare, even_share
-from megatron_hetero.cost.work.calibration import (
-    Calibration,
-    ScoreTraffic,
-    product_flops_per_s,
-    shipped_calibration,
-)
+from megatron_hetero.cost.work.calibration import Calibration, shipped_calibration
 from megatron_hetero.cost.work.layer_work import (
     Work,
     WorkOf,
     attention_work,
     mlp_work,
 )
-from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
+from megatron_hetero.cost.work.products import GemmEfficiency, Product
+from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
 _FUSED_BACKWARD_FLOPS = 2.5
 """Backward over forward of fused attention: five products instead of two, the scores once more."""
-_CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0}
-"""For each element that Transformer Engine casts to fp8: it is read, and written as it is and
-transposed; a scale of the whole tensor as it is now takes another read for its maximum first."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -62,89 +55,6 @@ class PassTimes:
     def times(self, count: int) -> PassTimes:
         """Return the times of `count` equal pieces."""
         return PassTimes(self.forward_s * count, self.backward_s * count)
-
-
-class Speed(NamedTuple):
-    """Rates of a GPU in the job's precision, calibrated."""
-
-    products: ProductSpeed
-    memory_bytes_per_s: float
-    mixed_bytes_per_s: float
-    scores: ScoreTraffic
-    dropout_slowdown: float
-    fp8: ProductSpeed | None = None
-    cast_bytes: float = 0.0
-
-    def layer_products(self, products: Sequence[Product]) -> PassTimes:
-        """Time the products of a layer in both passes: in fp8, with its casts, where the job has
-        it."""
-        speed = self.fp8 or self.products
-        # Backward has two products for each: the gradients of input and of weight.
-        once_s = sum(map(speed.seconds, products))
-        if self.fp8 is None:
-            return PassTimes(once_s, 2 * once_s)
-        # Elements that are cast: what the products read, and the gradients of what they write.
-        inputs, outputs = (
-            sum(p.number * elements for p, elements in zip(products, sizes, strict=True))
-            for sizes in ([p.inputs for p in products], [p.outputs for p in products])
-        )
-        # What comes in is cast in the forward pass, the gradient of what went out in the backward.
-        return PassTimes(
-            once_s + self.memory_s(self.cast_bytes * inputs),
-            2 * once_s + self.memory_s(self.cast_bytes * outputs),
-        )
-
-    def products_s(self, products: Sequence[Product]) -> float:
-        """Time a sequence of matrix products."""
-        return sum(map(self.products.seconds, products))
-
-    def batched_s(self, flops: Sequence[float]) -> float:
-        """Time the products of unfused attention, whose traffic is priced with the scores'."""
-        overheads_s = len(flops) * self.products.curve.overhead_s
-        return sum(flops) / self.products.flops_per_s + overheads_s
-
-    def memory_s(self, num_bytes: float) -> float:
-        """Time reading and writing `num_bytes` bytes in all."""
-        return num_bytes / self.memory_bytes_per_s
-
-    def mixed_s(self, num_bytes: float) -> float:
-        """Time kernels of torch whose operands are unlike in shape or precision."""
-        return num_bytes / self.mixed_bytes_per_s
-
-
-def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None = None) -> Speed:
-    """Return the rates of a GPU type in the job's precision.
-
-    Args:
-        training: decides the precision.
-        gpu: the type.
-        calibration: constants of GPUs; None is the shipped ones.
-    """
-    calibration = calibration or shipped_calibration()
-    curve = calibration.gemm_efficiency(gpu, training.precision)
-    # fp8 products read one byte an element and write the job's own elements.
-    element, grouped = training.element_bytes, calibration.grouped
-    fp8, cast_bytes = None, 0.0
-    if training.fp8 and (peak := gpu.peak_flops.get("fp8")):
-        own = calibration.fp8_efficiency(gpu, training.fp8_recipe)
-        fp8 = ProductSpeed(peak, gpu.memory_bytes_per_s, 1.0, own, float(element), grouped)
-        cast_bytes = _CAST_BYTES[training.fp8_recipe]
-    return Speed(
-        ProductSpeed(
-            product_flops_per_s(gpu, training.precision),
-            gpu.memory_bytes_per_s,
-            element,
-            curve,
-            element,
-            grouped,
-        ),
-        calibration.memory_bytes_per_s(gpu),
-        calibration.mixed_bytes_per_s(gpu),
-        calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
-        calibration.dropout_slowdown,
-        fp8,
-        cast_bytes,
-    )
 
 
 def gemm_efficiency(gpu: GpuType, precision: Precision) -> GemmEfficiency:
@@ -253,7 +163,7 @@ def part_seconds(
     is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, is_fused)
-    products = speed.layer_products(work.products)
+    products = _product_times(work.products, speed)
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, (gpu, share), work, speed, is_fused, calibration)
     accumulation_s = gradient_accumulation_s(work.num_params, speed, training)
@@ -264,6 +174,25 @@ def part_seconds(
         (products.forward_s, products.backward_s + again * products.forward_s),
         (core.forward_s, core.backward_s + core_again * core.forward_s),
         (elementwise_s, (_BACKWARD_MEMORY_RATIO + again) * elementwise_s + accumulation_s),
+    )
+
+
+def _product_times(products: Sequence[Product], speed: Speed) -> PassTimes:
+    """Time the products of a layer in both passes: in fp8, with its casts, where the job has it."""
+    # Backward has two products for each: the gradients of input and of weight.
+    if speed.fp8 is None:
+        once_s = speed.products_s(products)
+        return PassTimes(once_s, 2 * once_s)
+    once_s = sum(map(speed.fp8.seconds, products))
+    # Elements that are cast: what the products read, and the gradients of what they write.
+    inputs, outputs = (
+        sum(p.number * elements for p, elements in zip(products, sizes, strict=True))
+        for sizes in ([p.inputs for p in products], [p.outputs for p in products])
+    )
+    # What comes in is cast in the forward pass, the gradient of what went out in the backward.
+    return PassTimes(
+        once_s + speed.memory_s(speed.cast_bytes * inputs),
+        2 * once_s + speed.memory_s(speed.cast_bytes * outputs),
     )
 
 

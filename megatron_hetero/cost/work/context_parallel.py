@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.network.collectives import context_parallel_times
 from megatron_hetero.cost.parameters import attention_sizes
-from megatron_hetero.cost.work.compute import (
-    PassTimes,
-    core_attention_times,
-    is_ring,
-    slowest,
-    speed_of,
-)
+from megatron_hetero.cost.work.compute import PassTimes, core_attention_times, is_ring, slowest
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.cost.work.under_products import Member
 from megatron_hetero.model.spec import Workload
 

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.work.calibration import Calibration
-from megatron_hetero.cost.work.compute import (
-    PassTimes,
-    Speed,
-    added_gradient_s,
-    gradient_accumulation_s,
-    speed_of,
-)
+from megatron_hetero.cost.work.compute import PassTimes, added_gradient_s, gradient_accumulation_s
 from megatron_hetero.cost.work.products import Product
+from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.model.blocks import joining_params
 from megatron_hetero.model.spec import ModelSpec, Workload
 

@@ -8,14 +8,16 @@ the measured one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.share import TensorShare, even_share_or_none
-from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.compute import PassTimes, slowest
 from megatron_hetero.cost.work.profile import Piece, Profile
+from megatron_hetero.cost.work.under_products import Member
 from megatron_hetero.model.spec import Workload
 
 
@@ -40,6 +42,38 @@ class Gauged(NamedTuple):
 
     times: PassTimes
     is_measured: bool
+
+
+def gauged_group(
+    workload: Workload,
+    profile: Profile,
+    piece: Piece,
+    members: Sequence[Member],
+    model: Callable[[Workload, Piece, Sequence[Member]], Modelled],
+) -> Gauged | None:
+    """Time a piece by the profile as the slowest member of a group; None where the profile does not
+    know every GPU of the group.
+
+    Args:
+        profile: the measured points.
+        piece: embedding, decoder layer or head.
+        members: type and share of each GPU of the group.
+        model: the analytic model of a group.
+    """
+    found = []
+    for gpu, share in members:
+
+        def of_type(
+            workload: Workload, piece: Piece, share: TensorShare, gpu: GpuType = gpu
+        ) -> Modelled:
+            return model(workload, piece, [(gpu, share)])
+
+        gauged = gauged_times(workload, profile, gpu.name, share, piece, of_type)
+        # One member without a measurement leaves the whole group to the model.
+        if gauged is None:
+            return None
+        found.append(gauged)
+    return Gauged(slowest([g.times for g in found]), all(g.is_measured for g in found))
 
 
 def gauged_times(

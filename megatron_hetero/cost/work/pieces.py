@@ -7,22 +7,20 @@ from dataclasses import field, replace
 from typing import NamedTuple
 
 from megatron_hetero.cluster.node_links import Link
-from megatron_hetero.cluster.nodes import GpuType
-from megatron_hetero.cost.network.collectives import end_exchanges
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.network.seconds import worst_link
-from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes, group_layer_times, slowest
 from megatron_hetero.cost.work.context_parallel import merging_times, waiting_times
-from megatron_hetero.cost.work.ends import embedding_times, head_times, joining_times
-from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
+from megatron_hetero.cost.work.ends import joining_times
+from megatron_hetero.cost.work.gauge import Modelled, gauged_group
+from megatron_hetero.cost.work.group_ends import modelled_end
 from megatron_hetero.cost.work.launches import launching_times
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
 from megatron_hetero.cost.work.under_products import (
     Member,
     PartExchange,
     exchange_times,
-    head_exchange_s,
+    exchanged_bytes,
     layer_exchanges,
 )
 from megatron_hetero.hashed import value
@@ -163,18 +161,28 @@ def price_pieces(
         # Further tokens are predicted by layers like the last one.
         head = kinds[model.kind_of(model.num_layers - 1)].head
         return replace(kinds[0], kinds=kinds, head=head).with_layers(counts)
-    members = _unlike(members)
+    # A single member of each kind: a group is as slow as its slowest.
+    members = [*{(id(gpu), share): (gpu, share) for gpu, share in members}.values()]
+
     # Seconds of each piece by the model, and by the profile where it knows all members.
-    context = members[0][1].context_parallel
-    modelled = {
-        piece: _modelled(workload, piece, members, link, vocab_rows, experts) for piece in PIECES
-    }
+    def by_model(
+        workload: Workload,
+        piece: Piece,
+        members: Sequence[Member],
+        experts: ExpertLinks | None = None,
+    ) -> Modelled:
+        if piece == "decoder_layer":
+            return modelled_layer(workload, members, link, experts)
+        return modelled_end(workload, piece, members, link, vocab_rows)
+
+    modelled = {piece: by_model(workload, piece, members, experts) for piece in PIECES}
     found = {
-        piece: _gauged(workload, profile, piece, members, link, vocab_rows) for piece in PIECES
+        piece: gauged_group(workload, profile, piece, members, by_model) if profile else None
+        for piece in PIECES
     }
     is_measured = {piece for piece, gauged in found.items() if gauged and gauged.is_measured}
     # Measured pieces are of equal members without context parallelism.
-    is_even = context == 1 and len({share for _, share in members}) == 1
+    is_even = members[0][1].context_parallel == 1 and len({share for _, share in members}) == 1
     exchange = waiting_times(workload, members, context_link)
     times = {
         piece: modelled[piece].total if (gauged := found[piece]) is None else gauged.times
@@ -218,11 +226,6 @@ def price_pieces(
             frozenset(piece for piece in PIECES if found[piece] is not None),
         ),
     )
-
-
-def _unlike(members: Sequence[Member]) -> Sequence[Member]:
-    """Keep a single member of each kind: a group is as slow as its slowest."""
-    return [*{(id(gpu), share): (gpu, share) for gpu, share in members}.values()]
 
 
 def price_groups(
@@ -284,7 +287,7 @@ def modelled_layer(
         members, link, experts: as in `price_pieces`.
     """
     model, training = workload.model, workload.training
-    _, _, num_bytes = _exchanged(workload, members)
+    num_bytes = exchanged_bytes(workload, members)
     parts = list(layer_exchanges(workload, members, num_bytes, link))
     if experts is not None:
         # The group's own exchange is that of attention, and of a shared expert.
@@ -293,70 +296,3 @@ def modelled_layer(
         exchange_s = experts.pass_s(model, training, members[0][1].own_tokens(model, training))
         parts.append(PartExchange(exchange_s, exchange_s, exchange_s))
     return Modelled(group_layer_times(workload, members), exchange_times(parts, training.recompute))
-
-
-def _exchanged(workload: Workload, members: Sequence[Member]) -> tuple[int, int, float]:
-    """Return the width of a group, its tokens of a micro-batch and the bytes of their tensor."""
-    model, training = workload.model, workload.training
-    # Tokens of one group; all members see the same ones.
-    width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
-    # Groups exchange what products take and give, whatever the residuals are in.
-    return width, num_tokens, float(num_tokens * model.hidden_size * training.element_bytes)
-
-
-def _modelled(
-    workload: Workload,
-    piece: Piece,
-    members: Sequence[Member],
-    link: Link,
-    vocab_rows: int,
-    experts: ExpertLinks | None = None,
-) -> Modelled:
-    """Time a piece by the analytic model."""
-    if piece == "decoder_layer":
-        return modelled_layer(workload, members, link, experts)
-    model, training = workload.model, workload.training
-    width, num_tokens, num_bytes = _exchanged(workload, members)
-    # Each member prices a vocabulary of which an even share is what it holds.
-    of = embedding_times if piece == "embedding" else head_times
-    computing = slowest(
-        [
-            of(workload, gpu, width, share.rows_as_if_even(model, vocab_rows), None, num_tokens)
-            for gpu, share in members
-        ]
-    )
-    if width == 1:
-        return Modelled(computing, PassTimes(0.0, 0.0))
-    ends = num_bytes, width, link, training.sequence_parallel, num_tokens
-    embedding_s, head_s = end_exchanges(*ends)
-    if piece == "embedding":
-        return Modelled(computing, PassTimes(embedding_s, 0.0))
-    backward_s = head_exchange_s(workload, members, num_bytes, link, vocab_rows)
-    return Modelled(computing, PassTimes(head_s, backward_s))
-
-
-def _gauged(
-    workload: Workload,
-    profile: Profile | None,
-    piece: Piece,
-    members: Sequence[Member],
-    link: Link,
-    vocab_rows: int,
-) -> Gauged | None:
-    """Time a piece by the profile, where it knows every GPU of the group: as its slowest member."""
-    if profile is None:
-        return None
-    found = []
-    for gpu, share in members:
-
-        def model(
-            workload: Workload, piece: Piece, share: TensorShare, gpu: GpuType = gpu
-        ) -> Modelled:
-            return _modelled(workload, piece, [(gpu, share)], link, vocab_rows)
-
-        gauged = gauged_times(workload, profile, gpu.name, share, piece, model)
-        # One member without a measurement leaves the whole group to the model.
-        if gauged is None:
-            return None
-        found.append(gauged)
-    return Gauged(slowest([g.times for g in found]), all(g.is_measured for g in found))

@@ -32,10 +32,11 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.cost.work.compute import PassTimes, speed_of
+from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.ends import head_product
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
@@ -54,6 +55,14 @@ class PartExchange(NamedTuple):
     forward_s: float
     backward_s: float
     again_s: float
+
+
+def exchanged_bytes(workload: Workload, members: Sequence[Member]) -> float:
+    """Return the bytes of a micro-batch's activation in an exchange of the group: in the precision
+    that products take and give, whatever the residuals are in."""
+    model, training = workload.model, workload.training
+    num_tokens = members[0][1].num_tokens(model, training)
+    return float(num_tokens * model.hidden_size * training.element_bytes)
 
 
 def layer_exchanges(

@@ -21,7 +21,7 @@ from megatron_hetero.lab.rehearse.links.transport import Transport
 from megatron_hetero.lab.rehearse.small import SmallModel
 from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
 from megatron_hetero.runtime.parallel.shards import global_parameters
-from megatron_hetero.schedule.exchange.gradients import LastBackward
+from megatron_hetero.schedule.exchange.early import LastBackward
 
 
 class Pass(NamedTuple):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron_hetero.lab.rehearse.clock import now, sleep_until
 from megatron_hetero.lab.rehearse.links.transport import Transport
 from megatron_hetero.lab.rehearse.progress import StepProgress
-from megatron_hetero.schedule.exchange.gradients import LastBackward
+from megatron_hetero.schedule.exchange.early import LastBackward
 from megatron_hetero.schedule.parts import ChunkTimes
 
 WARMUP_STEPS = 2

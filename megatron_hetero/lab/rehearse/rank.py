@@ -89,7 +89,7 @@ class RehearsedRank:
         from megatron.core.pipeline_parallel import p2p_communication, schedules
         from megatron.training import training
 
-        from megatron_hetero.runtime.parallel.boundary import always_send_parts
+        from megatron_hetero.runtime.parallel.pipeline import always_send_parts
         from megatron_hetero.runtime.steps.executed_step import ExecutedStep
 
         # Messages and collectives first, then everything that calls them.

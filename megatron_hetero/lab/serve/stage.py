@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron_hetero.lab.serve.attention import ServedStep
 from megatron_hetero.lab.serve.batch import Drawn, Step
 from megatron_hetero.lab.serve.sampling import draw
-from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place
 
 Observer = Callable[[Step, Tensor], None]

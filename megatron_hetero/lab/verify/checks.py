@@ -6,7 +6,8 @@ import os
 
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 from megatron_hetero.lab.verify.options import Options
-from megatron_hetero.lab.verify.small.shrink import BALANCING, Shrunk, balances_by_choice
+from megatron_hetero.lab.verify.small.architecture import BALANCING, balances_by_choice
+from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.schedule.stock import is_stock

@@ -1,7 +1,7 @@
 """Sets of ranks that share a communicator, in the order of creation on all ranks.
 
-The runtime makes the groups of this list (`runtime.parallel.groups`), and those of the gradient
-exchange after it (`cost.sync.communicators` counts them from the model); the count of a rank stands
+The runtime makes the groups of this list (`runtime.parallel.building`), and those of the gradient
+exchange after it (`cost.sync.holders` finds its ranks from the model); the count of a rank stands
 in `explain`.  A rank is named in a list only where it sends something: a stage of one rank has no
 tensor-parallel group, one group of tensor-parallel ranks no context-parallel one.
 """

@@ -6,6 +6,7 @@ bucket_groups     process groups in which buckets are exchanged
 memory            places of slices in this rank's memory
 rank_buckets      the buckets of one rank, each of its class
 reduction         one bucket, all-reduced or reduced to its owners
+weights           new weights from their owners, and equal ones
 equal_weights     equal weights on all holders
 room              memory for buckets under way
 hooks             reports of complete gradients, from Megatron's DDP

@@ -69,7 +69,7 @@ class _EqualMainWeights:
 
     def reload_model_params(self, state_dict: Any = None) -> None:
         super().reload_model_params(state_dict)  # type: ignore[misc]
-        self._sync.equalise_parameters()
+        self._sync.weights.equalise()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Any) -> None:
@@ -126,13 +126,13 @@ def build_mixed_optimizer(
     if divides:
         made = build_optimizer(get_megatron_optimizer, config, model, *args, **kwargs)
         mixed = MixedDividedOptimizer(_full(made, model), sync, made.pieces)
-        sync.take_main_weights(piece.tensor for piece in made.pieces if piece.is_sole_owner)
+        sync.weights.take_main_weights(piece.tensor for piece in made.pieces if piece.is_sole_owner)
     else:
         # Whole: every holder has all main weights.
         made = get_megatron_optimizer(config, model, *args, **kwargs)
         mixed = MixedOptimizer(_full(made, model), sync)
     # Holders in other precisions start from the same main weights.
-    sync.equalise_parameters()
+    sync.weights.equalise()
     return mixed
 
 

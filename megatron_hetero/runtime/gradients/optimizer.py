@@ -167,7 +167,7 @@ class DividedOptimizer(ChainedOptimizer):
         """Send the weights of the owned pieces to all holders."""
         for piece in self._pieces:
             piece.write_weights()
-        self._sync.give_weights()
+        self._sync.weights.give()
 
     def sharded_state_dict(
         self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any

@@ -1,11 +1,11 @@
 """Gradient sync across replicas that divide the same parameters differently.
 
 `runtime.gradients.buckets` has the buckets and their order, `runtime.gradients.memory` their
-memory; this file moves the numbers. With `--overlap-grad-reduce` a bucket starts within the passes
-when (1) its layers have the gradients of the last micro-batch, (2) every bucket before it has
-started, (3) the schedule lets this stage start buckets there (`schedule.orders.early_gradients`),
-and (4) every rank has memory for it (`runtime.gradients.room`). All others start after the last
-backward pass.
+memory, `runtime.gradients.weights` the way of new weights; this file moves gradients. With
+`--overlap-grad-reduce` a bucket starts within the passes when (1) its layers have the gradients of
+the last micro-batch, (2) every bucket before it has started, (3) the schedule lets this stage start
+buckets there (`schedule.orders.early_gradients`), and (4) every rank has memory for it
+(`runtime.gradients.room`). All others start after the last backward pass.
 
 What starts when does not depend on how fast anything is: on a GPU the host is ahead of what it
 would look at, and the proof that a job ends (`schedule.proof`) knows the order of each rank.
@@ -13,8 +13,7 @@ would look at, and the proof that a job ends (`schedule.proof`) knows the order 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -33,26 +32,14 @@ from megatron_hetero.runtime.gradients.buckets import (
     local_slices,
     plan_buckets,
 )
-from megatron_hetero.runtime.gradients.equal_weights import are_equal, equalise
 from megatron_hetero.runtime.gradients.groups.grouped import exchange_of
 from megatron_hetero.runtime.gradients.hooks import ChunkGradients
-from megatron_hetero.runtime.gradients.memory import (
-    BucketViews,
-    TensorOf,
-    arrange,
-    data,
-    main_grad,
-    main_weight,
-)
+from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_grad
 from megatron_hetero.runtime.gradients.rank_buckets import RankBuckets
-from megatron_hetero.runtime.gradients.reduction import (
-    DividedReduction,
-    Reduction,
-    check_gradients,
-)
+from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction, check_gradients
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
-from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
+from megatron_hetero.runtime.gradients.weights import HeldWeights
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards
 from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
@@ -88,7 +75,6 @@ class GradientSync:
         precisions: Sequence[Precision] | None = None,
     ) -> None:
         self._groups = groups
-        self._precisions = precisions
         # What this rank holds of every parameter, and what all other ranks hold.
         config = get_model_config(model[0])
         numbers = sharded_numbers(plan)
@@ -97,11 +83,8 @@ class GradientSync:
             name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
         }
         exchange = exchange_of(plan)
-        self._places = [
-            (p.replica, p.stage, p.context_rank, p.tensor_rank) for p in rank_table(plan)
-        ]
         # Context-parallel ranks hold equal weights, and gradients of unlike tokens, as replicas do.
-        stages = [place[:3] for place in self._places]
+        stages = [(p.replica, p.stage, p.context_rank) for p in rank_table(plan)]
         tables = all_shards(self.shards)
         rank = dist.get_rank()
         buckets = plan_buckets(tables, stages, max_bucket_elements, numbers)
@@ -166,11 +149,15 @@ class GradientSync:
         self._chunks = [
             ChunkGradients(chunk, self.launch_ready, self.sharded.zero_gradients) for chunk in model
         ]
-        self.weights_under_way: ParameterGather | None = None
-        if overlaps_gathers:
-            # Buckets are in the order of the backward pass.
-            forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
-            self.weights_under_way = ParameterGather(model, forward)
+        self.weights = HeldWeights(
+            model,
+            plan,
+            self._reductions,
+            self.sharded,
+            self._room,
+            overlaps_gathers=overlaps_gathers,
+            precisions=precisions,
+        )
 
     def _count_early(self, aligned: bool) -> int:
         """Count this rank's buckets that may start within its passes; collective.
@@ -211,16 +198,15 @@ class GradientSync:
             force_all_reduce: all holders get the sums, not only the owners of an optimizer's state
                 (`--save-wgrads-interval`).
         """
-        if self.weights_under_way is not None:
-            # A module that no micro-batch reached has not waited for its weights.
-            self.weights_under_way.finish()
+        # A module that no micro-batch reached has not waited for its weights.
+        self.weights.finish_under_way()
         for chunk in model:
             chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
         self.reduce()
         if num_tokens is not None:
             self.scale(model, 1.0 / self.count_tokens(num_tokens))
         if force_all_reduce:
-            self.gather(main_grad)
+            self.weights.gather(main_grad)
 
     def count_tokens(self, num_tokens: torch.Tensor) -> int:
         """Count the tokens of the whole job's step; one rank counts each micro-batch."""
@@ -253,48 +239,12 @@ class GradientSync:
     @property
     def divided(self) -> list[DividedReduction]:
         """Return the buckets with an optimizer state divided among the holders."""
-        return [r for r in self._reductions if isinstance(r, DividedReduction)]
+        return self.weights.divided
 
     @property
     def local(self) -> BucketViews:
         """Return the slices that need no exchange (see `plan_buckets`)."""
         return self._local
-
-    def gather(self, tensor: TensorOf) -> None:
-        """Send the owners' rows of `tensor` to all holders of divided buckets.
-
-        These are weights after the optimizer's step, or gradients for code that reads all of them.
-        """
-        under_way: list[tuple[Reduction, Callable[[], None]]] = []
-        # Each gather has a buffer: the oldest under way ends first where the next has no room.
-        for reduction in self.divided:
-            while not self._room.fits(reduction, [other for other, _ in under_way]):
-                under_way.pop(0)[1]()
-            under_way.append((reduction, reduction.gather(tensor)))
-        for _, finish in under_way:
-            finish()
-        if tensor is main_grad:
-            self.sharded.gather_gradients()
-
-    def give_weights(self) -> None:
-        """Send the new weights from their owners to all holders, after the optimizer's step; those
-        of sharded layers travel when they are used."""
-        self.sharded.release()
-        if self.weights_under_way is not None:
-            self.weights_under_way.start()
-        else:
-            self.gather(data)
-
-    def finish_weights(self) -> None:
-        """Have all weights whole; every rank calls it before reading them outside of the passes."""
-        if self.weights_under_way is not None:
-            self.weights_under_way.finish()
-        self.sharded.make_whole()
-
-    @property
-    def num_weights_under_way(self) -> int:
-        """Count the buckets whose new weights have not all arrived."""
-        return 0 if self.weights_under_way is None else self.weights_under_way.num_under_way
 
     def launch_ready(self) -> None:
         """Start every bucket in turn that may start early and has complete gradients."""
@@ -331,37 +281,6 @@ class GradientSync:
         under_way = [r for r in self._reductions if r.is_under_way and r.num_copies]
         while not self._room.fits(reduction, under_way):
             under_way.pop(0).finish()
-
-    def equalise_parameters(self) -> None:
-        """Give all holders of a slice the same weights, to the last bit (`equal_weights`)."""
-        equalise((*self._reductions, *self.sharded.buckets), self._places, self._is_mixed)
-        self.sharded.take_weights()
-
-    def weights_are_equal(self) -> bool:
-        """Compare the weights of all slices over their holders.
-
-        Every rank of the job takes part; each hears of its own buckets.
-        """
-        # Weights that are still under way would be compared half old, half new.
-        self.finish_weights()
-        return are_equal((*self._reductions, *self.sharded.buckets))
-
-    def take_main_weights(self, owned: Iterable[torch.nn.Parameter]) -> None:
-        """Take the optimizer's pieces of the divided buckets, in order: holders of unlike
-        precisions get the new weights from their main weights."""
-        # The optimizer has a parameter for each owned piece, of divided buckets first, in order.
-        tensors = iter(owned)
-        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
-            if isinstance(reduction, DividedReduction):
-                own = [main_weight(next(tensors)) for _ in reduction.own_gradients]
-                if self._is_mixed(bucket.holders):
-                    reduction.main_weights = own
-
-    def _is_mixed(self, holders: Iterable[int]) -> bool:
-        """Tell if the holders of a bucket compute in unlike precisions."""
-        if self._precisions is None:
-            return False
-        return len({self._precisions[rank] for rank in holders}) > 1
 
 
 _ATTRIBUTE = "hetero_gradient_sync"

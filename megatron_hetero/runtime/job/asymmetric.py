@@ -33,8 +33,8 @@ from megatron_hetero.runtime.model import precision
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
-    from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
     from megatron_hetero.runtime.parallel.groups import RankGroups
+    from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
 
 
 class AsymmetricJob(FlagsOnPlan):
@@ -157,8 +157,8 @@ class AsymmetricJob(FlagsOnPlan):
     def _prepare(self, config: Any, timeout: timedelta) -> tuple[PipelineCommunicator, RankGroups]:
         """Build the plan's groups and boundaries, and attach all to Megatron.  Collective."""
         from megatron_hetero.runtime.job.attachments import RankContext
-        from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
-        from megatron_hetero.runtime.parallel.groups import build_groups
+        from megatron_hetero.runtime.parallel.building import build_groups
+        from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
 
         plan = self._plan
         # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.

@@ -51,10 +51,10 @@ from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
 from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
 from megatron_hetero.runtime.observe.timeline import recorder_of
 from megatron_hetero.runtime.observe.token_rate import TokenRate
-from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.context_place import set_context_place
 from megatron_hetero.runtime.parallel.fused_rows import may_be_fused
 from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.schedule import DealtSchedule

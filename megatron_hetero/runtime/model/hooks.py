@@ -122,7 +122,7 @@ def synchronise_hook(
             precisions=precisions,
         )
         # All holders begin with equal weights, to the last bit.
-        sync.equalise_parameters()
+        sync.weights.equalise()
         parts = gather_sync_plans(sync)
         print_rank_0("\n".join(sync_lines(parts)))
         set_gradient_sync(get_model_config(model[0]), sync)
@@ -134,7 +134,7 @@ def synchronise_hook(
 def weights_are_equal(model: Sequence[Any]) -> bool:
     """Tell if all holders of a weight have the same one; collective."""
     sync = gradient_sync(get_model_config(model[0]))
-    return sync is None or sync.weights_are_equal()
+    return sync is None or sync.weights.are_equal()
 
 
 def checkpoint_hook(
@@ -148,7 +148,7 @@ def checkpoint_hook(
     def hook(model: list[Any]) -> list[Any]:
         sync = gradient_sync(get_model_config(model[0]))
         # Weights have to be whole whenever a checkpoint is described.
-        before = None if sync is None else sync.finish_weights
+        before = None if sync is None else sync.weights.finish
         describe_globally(model, groups.copy, groups.expert_copy, before, dtype)
         carry_random_states(unwrap_model(model[0]), states)
         # Whole weights are loaded, of which a rank keeps the rows that it owns.

@@ -23,7 +23,7 @@ from megatron.core.utils import get_model_config
 
 from megatron_hetero.runtime.faults.marks import finishing_gradients
 from megatron_hetero.runtime.gradients.sync import gradient_sync
-from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
 from megatron_hetero.runtime.steps.executed_step import ExecutedStep
 from megatron_hetero.runtime.steps.stage_programme import StageProgramme
 from megatron_hetero.schedule.programme import Schedule

@@ -14,12 +14,10 @@ stages into buckets then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
-from megatron_hetero.cost.network.ring import pass_latency_s
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.sync.buckets import (
     EMBEDDING,
@@ -30,53 +28,17 @@ from megatron_hetero.cost.sync.buckets import (
 )
 from megatron_hetero.cost.sync.gradients import NO_LIMIT
 from megatron_hetero.cost.sync.groups import buffers_of, groups_of
-from megatron_hetero.cost.sync.room import EarlyRoom
 from megatron_hetero.exchange.plan import Purpose
-from megatron_hetero.schedule.exchange.by_group import Taken, taken_by_groups
+from megatron_hetero.schedule.exchange.early import LastBackward, with_room
 from megatron_hetero.schedule.exchange.rank_sets import RankSet, rank_sets
 from megatron_hetero.schedule.exchange.stock_buckets import StockBuckets
-from megatron_hetero.schedule.network import hops as hops_of
+from megatron_hetero.schedule.exchange.taken import (
+    Taken,
+    taken_by_groups,
+    taken_directly,
+    taken_in_ring,
+)
 from megatron_hetero.schedule.parts import Collective, Final
-
-
-@dataclass(frozen=True)
-class LastBackward:
-    """The last backward passes of a first stage.
-
-    `chunks`: [chunk] -> (first layer, number of layers, seconds of its layers, seconds of what
-    comes before them in the model).
-    """
-
-    chunks: tuple[tuple[int, int, float, float], ...]
-
-    def slower(self, factor: float) -> LastBackward:
-        """Return the same passes, `factor` times as long."""
-        return LastBackward(
-            tuple((first, num, factor * a, factor * b) for first, num, a, b in self.chunks)
-        )
-
-    def final(self, layer: int) -> Final:
-        """Return when the gradients down to `layer` are complete."""
-        # Backward goes down the layers: above `layer` all is done, below it some time is left.
-        for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
-            if first <= layer < first + num_layers:
-                return Final(chunk, (layer - first) / num_layers * layers_s + before_s)
-        if layer == EMBEDDING:
-            return Final()
-        # What follows the layers is done before the last of them.
-        chunk, (_, _, layers_s, before_s) = max(
-            enumerate(self.chunks), key=lambda entry: entry[1][0]
-        )
-        return Final(chunk, layers_s + before_s)
-
-
-    def in_last_pass(self, layer: int) -> Final:
-        """Return when our runtime may exchange the gradients down to `layer`: within the last pass
-        of the stage, that of its first chunk (`schedule.orders.early_gradients`)."""
-        # Chunks that are done before the last pass wait for its beginning.
-        found = self.final(layer)
-        _, _, layers_s, before_s = self.chunks[0]
-        return found if not found.chunk else Final(early_s=layers_s + before_s)
 
 
 class GradientExchange:
@@ -118,29 +80,11 @@ class GradientExchange:
             self._placement, model, self._vocab_rows, whole_apart=self._is_divided
         )
         if not self._is_divided:
-            return self._with_room([(b, self._all_reduce(b)) for b in buckets]), ()
+            return with_room([(b, self._all_reduce(b)) for b in buckets]), ()
         sets = [(b, ranks) for b in buckets for ranks in rank_sets(self._placement, b)]
         return (
-            self._with_room([(b, self._to_owners(b, ranks)) for b, ranks in sets]),
+            with_room([(b, self._to_owners(b, ranks)) for b, ranks in sets]),
             tuple(self._gather(b, ranks) for b, ranks in sets),
-        )
-
-    def _with_room(
-        self, exchanges: Sequence[tuple[StageBucket, Collective]]
-    ) -> tuple[Collective, ...]:
-        """Let gradients of layers start after the passes from the first one on for which a rank of
-        a first stage has no room."""
-        # `late`: the deepest layer that found no room; all before it go after the passes too.
-        room, late = EarlyRoom(), EMBEDDING - 1
-        for bucket, made in exchanges:
-            parts: dict[int, dict[StageId, float]] = {}
-            for holder, place in made.ranks:
-                parts.setdefault(place, {})[holder] = made.buffers.get(holder, 0.0)
-            if not all(room.take(own, place=place) for place, own in parts.items()):
-                late = max(late, bucket.layer)
-        # No `final` means that the exchange starts when the stage's programme is done.
-        return tuple(
-            replace(made, final={}) if bucket.layer <= late else made for bucket, made in exchanges
         )
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
@@ -213,6 +157,12 @@ class GradientExchange:
             self._placement.exchange_uplinks,
         )
 
+    def _in_ring(
+        self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float, reduces: bool
+    ) -> Taken:
+        ring = self._costs.ring(groups)
+        return taken_in_ring(self._costs.cluster, ring, num_passes, num_bytes, reduces=reduces)
+
     def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
         """Find the times at which gradients are exchanged before a stage's programme is done."""
         if not self._overlaps or self._placement.has_idle_rounds:
@@ -234,11 +184,8 @@ class GradientExchange:
         if by_groups is None:
             made = self._ring(bucket, "gradients", 2)
         else:
-            hops, carried, latency_s = by_groups
             name = f"gradients of {_words(bucket.holders)}"
-            made = Collective(
-                name, bucket.holders, hops, latency_s, carried, final=self._final(bucket)
-            )
+            made = Collective(name, bucket.holders, *by_groups, final=self._final(bucket))
         # Buckets of ranks that find no room together go in turns, each with the latency.
         turns = max(1.0, *buffers.values()) if buffers else 1.0
         all_of_it = {holder: min(part, 1.0) for holder, part in buffers.items()}
@@ -286,33 +233,16 @@ class GradientExchange:
         # Bytes of one element: gradients may be wider than weights.
         element = self._states.gradient if what == "gradients" else self._states.weight
         groups = groups or groups_of(self._placement, bucket.holders)
-        hops, carried, latency_s = self._around(
+        taken = self._in_ring(
             groups, num_passes, bucket.num_params * element, reduces=what == "gradients"
         )
         return Collective(
             f"{what} of {_words(bucket.holders)}",
             bucket.holders,
-            hops,
-            latency_s,
-            carried,
+            *taken,
             buffers or {},
             {} if is_final or what == "weights" else self._final(bucket),
         )
-
-    def _around(
-        self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float, reduces: bool
-    ) -> tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]:
-        """Return the seconds and bytes on every path of a ring, and its latency."""
-        # Every hop carries (n - 1) / n of the buffer in each pass.
-        ring_hops = self._costs.ring(groups)
-        share = (len(ring_hops) - 1) / len(ring_hops)
-        once = num_passes * share * num_bytes
-        hops: list[tuple[str, float]] = []
-        for hop in ring_hops:
-            seconds = hop.passes_s_per_byte(num_passes, reduces) * num_bytes
-            hops += hops_of(self._costs.cluster, *hop.ends, seconds, once)
-        latency_s = num_passes * pass_latency_s([hop.latency_s for hop in ring_hops])
-        return tuple(hops), (once,) * len(hops), latency_s
 
     def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:
         """Gather the new weights from their owners to all ranks, in a ring."""
@@ -321,16 +251,9 @@ class GradientExchange:
         num_bytes = ranks.num_params * self._states.weight
         weights = [self._owner_weights[member.stage] for member in ranks.members]
         made = self._by_groups(alone, "all_gather", num_bytes, num_bytes, weights)
-        hops, carried, latency_s = made or self._around(alone, 1, num_bytes, reduces=False)
-        return Collective(
-            f"weights of {_words(bucket.holders)}",
-            bucket.holders,
-            hops,
-            latency_s,
-            carried,
-            self._divided_buffers(bucket, ranks),
-            places=ranks.places,
-        )
+        taken = made or self._in_ring(alone, 1, num_bytes, reduces=False)
+        name, buffers = f"weights of {_words(bucket.holders)}", self._divided_buffers(bucket, ranks)
+        return Collective(name, bucket.holders, *taken, buffers, places=ranks.places)
 
     def _to_owners(self, bucket: StageBucket, ranks: RankSet) -> Collective:
         """Send each rank's gradients directly to their owners; an owner adds received parts while
@@ -341,13 +264,13 @@ class GradientExchange:
         alone = [PlacedStage((member.device,), 1) for member in ranks.members]
         # By groups of machines where the plan says so, else every pair directly.
         made = self._by_groups(alone, "reduce_scatter", num_bytes, num_bytes, weights)
-        hops, carried, latency_s = made or self._directly(ranks, weights, num_bytes)
+        taken = made or taken_directly(
+            self._costs.cluster, [member.device for member in ranks.members], weights, num_bytes
+        )
         return Collective(
             f"gradients of {_words(bucket.holders)}",
             bucket.holders,
-            hops,
-            latency_s,
-            carried,
+            *taken,
             self._divided_buffers(bucket, ranks),
             self._final(bucket),
             ranks.places,
@@ -356,30 +279,6 @@ class GradientExchange:
     def _divided_buffers(self, bucket: StageBucket, ranks: RankSet) -> dict[StageId, float]:
         """Return the seconds of a bucket on a set of ranks; new weights count like gradients."""
         return self._buffers(bucket, 1, ranks.num_params * self._states.gradient, is_received=True)
-
-    def _directly(self, ranks: RankSet, weights: Sequence[int], num_bytes: float) -> Taken:
-        """Return the seconds of messages from every rank to every other rank."""
-        cluster = self._costs.cluster
-        seconds: dict[str, float] = {}
-        carried: dict[str, float] = {}
-        # Latency and addition once, the slowest of all pairs; seconds add up by path.
-        fan_in = FanIn(cluster, [member.device for member in ranks.members])
-        latency_s = added_s = 0.0
-        for sender in ranks.members:
-            for weight, receiver in zip(weights, ranks.members, strict=True):
-                if sender is receiver:
-                    continue
-                part = num_bytes * weight / sum(weights)
-                link = cluster.path(sender.device, receiver.device)
-                latency_s = max(latency_s, link.latency_s)
-                added_s = max(added_s, adding_s(part, len(weights) - 1, link))
-                num_senders = fan_in.num_senders(sender.device.node, receiver.device.node, link)
-                part_s = transfer_s(part, link, num_senders)
-                ends = [sender.device], [receiver.device]
-                for path, taken_s in hops_of(cluster, *ends, part_s, part):
-                    seconds[path] = seconds.get(path, 0.0) + taken_s
-                    carried[path] = carried.get(path, 0.0) + part
-        return tuple(seconds.items()), tuple(carried.values()), latency_s + added_s
 
 
 def _all_buffers(bucket: StageBucket) -> dict[StageId, float]:

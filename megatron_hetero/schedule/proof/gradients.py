@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from megatron_hetero.cost.sync.buckets import EMBEDDING
-from megatron_hetero.cost.sync.communicators import layer_sets, summing_pairs
+from megatron_hetero.cost.sync.communicators import summing_pairs
+from megatron_hetero.cost.sync.holders import layer_sets
 from megatron_hetero.exchange.groups.by_group import plan_by_group
 from megatron_hetero.exchange.groups.pairs import pair_sums
 from megatron_hetero.exchange.plan import Purpose

@@ -7,7 +7,7 @@ in as many buckets as they can be, so that one waits behind another wherever one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,24 +19,16 @@ from megatron_hetero.plan.communication.communicators import (
     MESSAGE_USES,
     Communicator,
     last_stage_ranks,
-    model_communicators,
-    stage_ranks,
 )
 from megatron_hetero.plan.communication.under_way import messages_under_way
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.ranks import Position, rank_names, rank_table
-from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pairs, told_pairs
-from megatron_hetero.plan.sharding.token_shares import uneven_tokens
+from megatron_hetero.plan.ranks import Position, rank_names
 from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.orders.delivery import StagePosts, arrived_sends, stage_posts
 from megatron_hetero.schedule.orders.early_gradients import early_gradients
 from megatron_hetero.schedule.programme import Message, Operation, Schedule
-from megatron_hetero.schedule.proof.gradients import (
-    ALL_LATE,
-    NONE_LATE,
-    Gradients,
-    RankGradients,
-)
+from megatron_hetero.schedule.proof.gradients import ALL_LATE, NONE_LATE, RankGradients
+from megatron_hetero.schedule.proof.job_groups import JobGroups
 from megatron_hetero.schedule.proof.operations import JobOperations, RankItems
 from megatron_hetero.schedule.proof.stage import BoundarySide, RankStage, StageItems
 
@@ -83,88 +75,25 @@ class _PlanOperations:
 
     def operations(self) -> JobOperations:
         """Write the items of all ranks."""
-        ranks = [RankItems(rank) for rank in range(len(self.places))]
+        ranks = [RankItems(rank) for rank in range(len(self.job.places))]
         self._start(ranks)
         for items in ranks:
             self._step(items)
         return JobOperations(
-            self.groups,
+            self.job.groups,
             [items.items for items in ranks],
             [items.training for items in ranks],
             rank_names(self.plan),
         )
 
     @cached_property
-    def places(self) -> tuple[Position, ...]:
-        return rank_table(self.plan)
-
-    @cached_property
-    def gradients(self) -> Gradients:
-        return Gradients.of(self.plan, self.workload, full=self.how.full_buckets)
-
-    @cached_property
-    def groups(self) -> tuple[Communicator, ...]:
-        """Return all communicators, in the order of making."""
-        # The job's, the stages', those of divided sequences, then those of gradients.
-        size = len(self.places)
-        world = (Communicator("world", tuple(range(size))),) if size > 1 else ()
-        model = model_communicators(self.plan, self.how.variable_lengths)
-        dealt = dict.fromkeys(c for columns in self.columns.values() for c in columns if c)
-        return (*world, *model, *dealt, *self.gradients.communicators)
-
-    @cached_property
-    def columns(self) -> Mapping[tuple[int, int], Sequence[Communicator | None]]:
-        """Map each group of replicas that divides sequences to a communicator for each place in
-        them; None is that of the whole job."""
-        of_stage = stage_ranks(self.plan)
-        # [replica] -> ranks stage by stage: places of alike replicas correspond.
-        own = [
-            [rank for s in range(len(replica.stages)) for rank in of_stage[r, s]]
-            for r, replica in enumerate(self.plan.replicas)
-        ]
-        groups = sorted({group for of in self.how.dealt for group in of})
-        found: dict[tuple[int, int], list[Communicator | None]] = {}
-        for first, stop in groups:
-            if stop - first > 1:
-                found[first, stop] = [
-                    None if len(ranks) == len(self.places) else Communicator("sequences", ranks)
-                    for ranks in zip(*own[first:stop], strict=True)
-                ]
-        return found
-
-    @cached_property
-    def number_of(self) -> Mapping[Communicator, int]:
-        return {group: number for number, group in enumerate(self.groups)}
-
-    @cached_property
-    def groups_of(self) -> list[list[int]]:
-        """[rank] -> its communicators."""
-        found: list[list[int]] = [[] for _ in self.places]
-        for number, group in enumerate(self.groups):
-            for rank in group.ranks:
-                found[rank].append(number)
-        return found
+    def job(self) -> JobGroups:
+        how, plan, workload = self.how, self.plan, self.workload
+        return JobGroups(plan, workload, how.variable_lengths, how.full_buckets, how.dealt)
 
     @cached_property
     def last_ranks(self) -> frozenset[int]:
         return frozenset(last_stage_ranks(self.plan))
-
-    def _group(self, rank: int, use: str) -> int | None:
-        return next((n for n in self.groups_of[rank] if self.groups[n].use == use), None)
-
-    @cached_property
-    def stages(self) -> dict[tuple[int, int], StageRanks]:
-        # Ranks of each stage with their parts of sequences.
-        length = self.workload.model.seq_length
-        shapes = {
-            (r, s): stage.shape
-            for r, replica in enumerate(self.plan.replicas)
-            for s, stage in enumerate(replica.stages)
-        }
-        return {
-            key: StageRanks(ranks, shapes[key].context_parallel, uneven_tokens(shapes[key], length))
-            for key, ranks in stage_ranks(self.plan).items()
-        }
 
     @cached_property
     def schedules(self) -> list[Schedule]:
@@ -180,16 +109,6 @@ class _PlanOperations:
             if key not in known:
                 known[key] = replica_schedule(self.plan, r)
             found.append(known[key])
-        return found
-
-    def _divided(self, rank: int) -> Mapping[int, int]:
-        """Map micro-batches of a rank's replica to the communicators of their sequences."""
-        found = {}
-        # A column of the whole job is communicator 0, the world.
-        for k, group in enumerate(self.how.dealt[self.places[rank].replica]):
-            for column in self.columns.get(group, ()):
-                if column is None or rank in column.ranks:
-                    found[k] = 0 if column is None else self.number_of[column]
         return found
 
     @cached_property
@@ -211,35 +130,10 @@ class _PlanOperations:
             )
         return self._timing[key]
 
-    @cached_property
-    def crossings(self) -> dict[tuple[int, int], dict[int, tuple[list[int], list[int]]]]:
-        """Map (replica, boundary) to each rank's peers: the ranks with pieces of its activation,
-        and those with shapes."""
-        model, training = self.workload.model, self.workload.training
-        found: dict[tuple[int, int], dict[int, tuple[list[int], list[int]]]] = {}
-        for r, replica in enumerate(self.plan.replicas):
-            # Elements of an activation decide how it is cut into pieces.
-            size = replica.micro_batch_size or training.micro_batch_size
-            sizes = {size * model.seq_length * model.hidden_size}
-            stages = chain(replica)
-            for boundary in range(len(stages) - 1):
-                before, after = (self.stages[r, stages[b]] for b in (boundary, boundary + 1))
-                # Peers of each rank on both sides, in the order of its operations.
-                own: dict[int, tuple[list[int], list[int]]] = {
-                    rank: ([], []) for rank in (*before.ranks, *after.ranks)
-                }
-                pairs = (crossing_pairs(before, after, sizes), told_pairs(before, after))
-                for place, of in enumerate(pairs):
-                    for sender, receiver in sorted(of):
-                        own[sender][place].append(receiver)
-                        own[receiver][place].append(sender)
-                found[r, boundary] = own
-        return found
-
     def _start(self, ranks: list[RankItems]) -> None:
         """Make and connect all communicators (`runtime.parallel.connecting`)."""
         # All ranks make communicators in one order, each before the next.
-        for number, group in enumerate(self.groups):
+        for number, group in enumerate(self.job.groups):
             for rank in group.ranks:
                 items = ranks[rank]
                 if group.use not in MESSAGE_USES:
@@ -250,24 +144,24 @@ class _PlanOperations:
                 items.sync()
 
     def _first_messages(self, rank: int, group: Communicator) -> list[tuple[int, bool]]:
-        place = self.places[rank]
+        place = self.job.places[rank]
         boundary = group.boundary or 0
         # Either shapes (place 1) or pieces of activations (place 0).
-        peers = self.crossings[place.replica, boundary][rank][group.use == "shapes"]
+        peers = self.job.crossings[place.replica, boundary][rank][group.use == "shapes"]
         # The stage before the boundary sends forward and receives backward.
         is_before = chain(self.plan.replicas[place.replica])[boundary] == place.stage
         return [(peer, is_before != (group.use == "backward")) for peer in peers]
 
     def _rank_stage(self, rank: int) -> RankStage:
-        place, training = self.places[rank], self.workload.training
+        place, training = self.job.places[rank], self.workload.training
         r, s = place.replica, place.stage
         replica = self.plan.replicas[r]
         stage, stages = replica.stages[s], chain(replica)
         # Receives of the stage, and its communicators by what they are for.
         posts, arrived = self.timing(r, s)
         by_use: dict[tuple[str, int | None], list[int]] = {}
-        for number in self.groups_of[rank]:
-            group = self.groups[number]
+        for number in self.job.groups_of[rank]:
+            group = self.job.groups[number]
             by_use.setdefault((group.use, group.boundary), []).append(number)
         # Both directions of each boundary that the stage touches.
         sides = {}
@@ -276,7 +170,7 @@ class _PlanOperations:
                 continue
             forward, backward = (by_use[use, boundary] for use in ("forward", "backward"))
             is_before = stages[boundary] == s
-            peers, told = self.crossings[r, boundary][rank]
+            peers, told = self.job.crossings[r, boundary][rank]
             sides[boundary] = BoundarySide(
                 forward if is_before else backward,
                 backward if is_before else forward,
@@ -301,9 +195,9 @@ class _PlanOperations:
             posts,
             arrived,
             chunks,
-            frozenset(self.gradients.sharded),
+            frozenset(self.job.gradients.sharded),
             inner,
-            self._divided(rank) if self.how.dealt else {},
+            self.job.divided(rank) if self.how.dealt else {},
             tensor[0] if tensor else None,
             sides,
             training.sequence_parallel,
@@ -314,12 +208,12 @@ class _PlanOperations:
         # A step of training: forward and backward passes with their exchanges.
         begin = len(items.items)
         training, rank = self.workload.training, items.rank
-        place = self.places[rank]
+        place = self.job.places[rank]
         of = self._rank_stage(rank)
         num_idle_rounds = self._num_idle_rounds(place.replica)
         overlaps = training.overlap_grad_reduce
         late = self.how.deepest_late if overlaps else ALL_LATE
-        gradients = RankGradients(self.gradients, items, self.number_of, late)
+        gradients = RankGradients(self.job.gradients, items, self.job.number_of, late)
         StageItems(
             of,
             items,
@@ -369,7 +263,7 @@ class _PlanOperations:
         return max(counts) - counts[replica]
 
     def _agree(self, items: RankItems, what: str) -> None:
-        if len(self.places) > 1:
+        if len(self.job.places) > 1:
             items.done(0, what)
 
     def _losses(self, rank: int) -> int | None:
@@ -377,4 +271,4 @@ class _PlanOperations:
         last = self.last_ranks
         if rank not in last or len(last) == 1:
             return None
-        return 0 if len(last) == len(self.places) else self._group(rank, "losses")
+        return 0 if len(last) == len(self.job.places) else self.job.group_for(rank, "losses")

@@ -15,7 +15,7 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan, Stage
-from megatron_hetero.schedule.exchange.gradients import LastBackward
+from megatron_hetero.schedule.exchange.early import LastBackward
 from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.parts import ChunkTimes
 

@@ -57,7 +57,7 @@ def test_the_loss_moves_what_megatrons_operations_move(dtype: torch.dtype, tmp_p
 
 
 def _speed() -> Any:
-    from megatron_hetero.cost.work.compute import speed_of
+    from megatron_hetero.cost.work.speed import speed_of
 
     own = speed_of(make_workload().training, FAST)
     return own._replace(memory_bytes_per_s=1.0, mixed_bytes_per_s=1.0)

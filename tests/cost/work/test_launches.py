@@ -18,7 +18,6 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.cost.work import host_work
-from megatron_hetero.cost.work.compute import speed_of
 from megatron_hetero.cost.work.launches import (
     Launches,
     head_launches,
@@ -26,6 +25,7 @@ from megatron_hetero.cost.work.launches import (
     layer_launches,
 )
 from megatron_hetero.cost.work.pieces import PieceTimes, price_pieces
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.model.spec import TrainingSpec, Workload
 from tests.cost.builders import FAST, INSIDE, estimate_plan, make_cluster, make_workload, place
 

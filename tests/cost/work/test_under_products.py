@@ -20,10 +20,10 @@ from megatron_hetero.cost.network.collectives import (
     reduce_scatter_s,
 )
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
-from megatron_hetero.cost.work.compute import speed_of
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.products import Product
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.cost.work.under_products import PartExchange, layer_exchanges
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import TensorOverlap, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.cost.sync.communicators import gradient_holders
+from megatron_hetero.cost.sync.holders import gradient_holders
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.communication.communicators import model_communicators

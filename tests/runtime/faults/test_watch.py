@@ -28,7 +28,7 @@ from megatron_hetero.runtime.faults.watch import Watch
 from megatron_hetero.runtime.job.stock import ended
 from megatron_hetero.runtime.state.saving import Saver
 from tests.runtime.killed_jobs import kill_one
-from tests.runtime.planted import start_ranks
+from tests.runtime.started import start_ranks
 
 NUM_RANKS = 3
 FLOOR_S = 5.0

@@ -67,7 +67,7 @@ def assert_steps_as_one_process(toy: ToyRank, weights: list[int]) -> None:
     for name, parameter in toy.parameters.items():
         whole = toy.part(name, expected[name]).float()
         torch.testing.assert_close(parameter.data, whole, rtol=1e-5, atol=1e-5)
-    assert sync.weights_are_equal()
+    assert sync.weights.are_equal()
 
 
 def test_pieces_that_are_not_dense_are_copies_written_back(tmp_path: Path) -> None:

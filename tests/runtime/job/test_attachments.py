@@ -16,7 +16,7 @@ from megatron_hetero.runtime.batches import BatchSchedule, with_micro_batch_size
 from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.attachments import RankContext, attach_all
 from megatron_hetero.runtime.megatron import guards
-from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place
 from tests.runtime.test_stage_precision import mixed
 from tests.runtime.toy_model import ToyRank, in_world

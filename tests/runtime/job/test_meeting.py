@@ -12,15 +12,8 @@ import pytest
 from megatron_hetero.errors import EXIT_RANK_DIED
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local.ranks import rank_environment
-from tests.runtime.planted import (
-    NUM_RANKS,
-    Difference,
-    PlantedJob,
-    Start,
-    fault_of,
-    kinds,
-    start_ranks,
-)
+from tests.runtime.planted import NUM_RANKS, Difference, PlantedJob, fault_of, kinds
+from tests.runtime.started import Start, start_ranks
 
 
 @pytest.fixture(scope="module")

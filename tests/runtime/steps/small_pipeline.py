@@ -11,8 +11,9 @@ from megatron.core.transformer import TransformerConfig
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.weight_gradients import put_off
-from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
-from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
+from megatron_hetero.runtime.parallel.building import build_groups
+from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
 
 TOKENS, HIDDEN = 3, 4
 

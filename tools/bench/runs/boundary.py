@@ -21,8 +21,10 @@ import torch
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.parallel.boundary import LED_BELOW_BYTES, Boundary
-from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
+from megatron_hetero.runtime.parallel.boundary import Boundary
+from megatron_hetero.runtime.parallel.building import build_groups
+from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.parallel.pipeline import LED_BELOW_BYTES
 from tools.bench.ranks import Action, links, on_ranks, timed
 from tools.bench.show import Columns, option
 

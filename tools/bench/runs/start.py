@@ -25,7 +25,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from megatron_hetero.cost.sync.communicators import by_rank, gradient_holders, job_communicators
+from megatron_hetero.cost.sync.communicators import by_rank, job_communicators
+from megatron_hetero.cost.sync.holders import gradient_holders
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout

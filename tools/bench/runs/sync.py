@@ -31,7 +31,8 @@ from megatron_hetero.plan.sharding.shards import shard_edges
 from megatron_hetero.runtime.gradients.buckets import plan_buckets
 from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_grad
 from megatron_hetero.runtime.gradients.reduction import Reduction
-from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
+from megatron_hetero.runtime.parallel.building import build_groups
+from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 from megatron_hetero.runtime.parallel.traffic import RankTraffic
 from tools.bench.jobs import quoted

@@ -26,11 +26,11 @@ from megatron_hetero.cost.work.compute import (
     core_attention_times,
     gradient_accumulation_s,
     group_layer_times,
-    speed_of,
     uses_flash_attention,
 )
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s

@@ -112,7 +112,7 @@ class DealtRank:
     def install(self) -> None:
         """Put all hooks in their places, in this process."""
         from megatron_hetero.runtime.job import flexible_sequences
-        from megatron_hetero.runtime.parallel.boundary import always_send_parts
+        from megatron_hetero.runtime.parallel.pipeline import always_send_parts
         from megatron_hetero.runtime.sequences import schedule, steps
         from megatron_hetero.runtime.steps.executed_step import ExecutedStep
 

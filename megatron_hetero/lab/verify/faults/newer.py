@@ -49,10 +49,10 @@ def forget_experts_elsewhere() -> None:
 
 def start_unequal() -> None:
     """Move the last rank's weights a millionth after holders were made equal."""
-    from megatron_hetero.runtime.gradients import sync
+    from megatron_hetero.runtime.gradients import weights
     from megatron_hetero.runtime.gradients.memory import data
 
-    equalise = sync.equalise
+    equalise = weights.equalise
 
     def broken(buckets: Any, *given: Any) -> None:
         buckets = list(buckets)
@@ -61,7 +61,7 @@ def start_unequal() -> None:
             for _, view in bucket.views.views(data):
                 view.mul_(1 + 1e-6)
 
-    sync.equalise = broken  # type: ignore[assignment]
+    weights.equalise = broken  # type: ignore[assignment]
 
 
 def forget_the_last_slice() -> None:

@@ -104,7 +104,7 @@ def count_masked_tokens() -> None:
 
 def start_apart() -> None:
     """Draw the last rank's weights from another seed, and never make them equal."""
-    from megatron_hetero.runtime.gradients.sync import GradientSync
+    from megatron_hetero.runtime.gradients.weights import HeldWeights
     from megatron_hetero.runtime.model import hooks
 
     initialise = hooks.initialise
@@ -113,7 +113,7 @@ def start_apart() -> None:
         initialise(model, seed + _is_last_rank())
 
     hooks.initialise = broken
-    GradientSync.equalise_parameters = lambda self: None  # type: ignore[method-assign]
+    HeldWeights.equalise = lambda self: None  # type: ignore[method-assign]
 
 
 def learn_faster_on_one_rank() -> None:

@@ -33,7 +33,7 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
-from megatron_hetero.runtime.parallel.boundary import always_send_parts
+from megatron_hetero.runtime.parallel.pipeline import always_send_parts
 from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.stock import is_stock
 

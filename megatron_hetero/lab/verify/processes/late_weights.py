@@ -22,11 +22,11 @@ def arrive_late(sync: GradientSync) -> frozenset[str]:
     Returns:
         The names of the parameters that travel so; none where a step ends with all weights whole.
     """
-    if sync.weights_under_way is None:
+    if sync.weights.under_way is None:
         return frozenset()
     # Buckets are in the order of the backward pass, gathers in that of the forward pass.
     travelling = list(reversed(sync.divided))
-    sync.weights_under_way.starts[:] = [partial(_start, each) for each in travelling]
+    sync.weights.under_way.starts[:] = [partial(_start, each) for each in travelling]
     return frozenset(piece.name for each in travelling for piece in each.views.slices)
 
 

@@ -28,7 +28,8 @@ from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.model.initial_weights import initialise
 from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
-from megatron_hetero.runtime.parallel.boundary import Boundary, boundaries_of
+from megatron_hetero.runtime.parallel.boundary import Boundary
+from megatron_hetero.runtime.parallel.pipeline import boundaries_of
 from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of
 from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic, RankTraffic
 
@@ -161,7 +162,7 @@ class Recorder:
             self._keep_late_weights()
             # Where the optimizer is divided, each rank has the sums of its own part alone.
             if self._sync is not None:
-                self._sync.gather(main_grad)
+                self._sync.weights.gather(main_grad)
             else:
                 stock_division.gather_gradients(model)
             done = get_args().curr_iteration
@@ -230,8 +231,8 @@ class Recorder:
         """Write `path.safetensors` and `path.json`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         # Weights of the last update may still travel.
-        if self._sync is not None and self._sync.weights_under_way is not None:
-            self._sync.weights_under_way.finish()
+        if self._sync is not None:
+            self._sync.weights.finish_under_way()
         self._keep_late_weights()
         arrays: dict[str, Any] = dict(self._arrays)
         if self._routers is not None:

@@ -8,15 +8,14 @@ stage can still have one. `small.job_flags` treats the job's other flags.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
-from megatron_hetero.model.flag_table import flag_table, last_of_each
+from megatron_hetero.lab.verify.small.architecture import architecture_flags
+from megatron_hetero.lab.verify.small.fewer_layers import with_fewer_layers
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
-from megatron_hetero.plan.chunks import chain, stage_chunks
-from megatron_hetero.plan.plan import LayerRange, Layout, Plan, Replica
+from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.schedule.stock import is_stock
 
 MAX_LAYERS = 8
@@ -25,7 +24,6 @@ _MIN_HIDDEN = 32
 _MAX_EXPERTS = 8
 """Most experts of the small model, unless a stage deals more experts out."""
 _MIN_SEQUENCE = 32
-BALANCING = "--moe-router-load-balancing-type"
 _MAX_UNIT = 32
 """Query groups that shares may ask for; each is four heads at most, and all of them the width of
 the model."""
@@ -64,7 +62,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         workload: the job.
         max_layers: most layers of the small model.
     """
-    small_plan = _with_fewer_layers(plan, max_layers)
+    small_plan = with_fewer_layers(plan, max_layers)
     model, training = workload.model, workload.training
     # The least number of units that all widths and shares divide.
     unit = groups = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
@@ -101,24 +99,10 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         "hidden-dropout": 0,
     }
     args = [f"--{name}={value}" for name, value in flags.items()]
-    # Architecture as in the job: groups, experts, latents, further tokens.
-    if groups != heads:
-        args += ["--group-query-attention", f"--num-query-groups={groups}"]
-    args += _switches(model, workload.megatron_args)
-    pattern = _sparse_layers(model, num_layers) if model.moe_layer_freq else ()
+    # The same sizes as a model, with the job's architecture.
     num_experts = _num_experts(plan, model)
-    args += _experts(model, num_experts, ffn, pattern, balances_by_choice(workload))
     latents = _latent_sizes(model, unit)
-    args += _latent_attention(latents)
-    if model.mtp_num_layers:
-        args.append(f"--mtp-num-layers={model.mtp_num_layers}")
-    if training.sequence_parallel:
-        args.append("--sequence-parallel")
-    if training.per_token_loss:
-        args.append("--calculate-per-token-loss")
-    if not decides_recompute(small_plan):
-        args += _recompute(training)
-    # The same sizes as a model, for what reads them there.
+    has_shared_expert = model.moe_shared_expert_intermediate_size > 0
     small = replace(
         model,
         num_layers=num_layers,
@@ -130,12 +114,19 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         num_experts=num_experts,
         moe_router_topk=min(model.moe_router_topk, num_experts),
         moe_ffn_hidden_size=ffn if model.num_experts else 0,
-        moe_shared_expert_intermediate_size=ffn if _has_shared_expert(model) else 0,
-        moe_layer_freq=pattern,
+        moe_shared_expert_intermediate_size=ffn if has_shared_expert else 0,
+        moe_layer_freq=_sparse_layers(model, num_layers) if model.moe_layer_freq else (),
         seq_length=sequence,
         divides_latents=bool(latents),
         **latents,
     )
+    args += architecture_flags(small, workload)
+    if training.sequence_parallel:
+        args.append("--sequence-parallel")
+    if training.per_token_loss:
+        args.append("--calculate-per-token-loss")
+    if not decides_recompute(small_plan):
+        args += _recompute(training)
     # What a reader should know has changed.
     changes = [
         f"{f} {getattr(model, f)} -> {getattr(small, f)}"
@@ -221,10 +212,6 @@ def _sparse_layers(model: ModelSpec, num_layers: int) -> tuple[int, ...]:
     return tuple(pattern)
 
 
-def _has_shared_expert(model: ModelSpec) -> bool:
-    return model.moe_shared_expert_intermediate_size > 0
-
-
 def _latent_sizes(model: ModelSpec, unit: int) -> dict[str, Any]:
     """Return the small sizes of multi-latent attention, which every width divides."""
     if not model.kv_lora_rank:
@@ -241,13 +228,6 @@ def _latent_sizes(model: ModelSpec, unit: int) -> dict[str, Any]:
     }
 
 
-def _latent_attention(sizes: Mapping[str, int]) -> list[str]:
-    if not sizes:
-        return []
-    flags = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items() if size]
-    return ["--multi-latent-attention", *flags]
-
-
 def _num_experts(plan: Plan, model: ModelSpec) -> int:
     """Return the experts of the small model: few, and as many as any stage can deal out."""
     shapes = [stage for replica in plan.layout.replicas for stage in replica.stages]
@@ -255,47 +235,6 @@ def _num_experts(plan: Plan, model: ModelSpec) -> int:
     tables = [len(table) for shape in shapes if (table := shape.expert_shares)]
     unit = lcm(*tables, *(shape.expert_groups[0] for shape in shapes if shape.expert_groups))
     return min(model.num_experts, _multiple(_MAX_EXPERTS, unit))
-
-
-def balances_by_choice(workload: Workload) -> bool:
-    """Tell if the job's routers balance experts by sinkhorn, which takes no balancing loss."""
-    given = last_of_each(flag_table().split(workload.megatron_args))
-    return any(o.name == BALANCING and "sinkhorn" in o.values for o in given)
-
-
-def _experts(
-    model: ModelSpec, num_experts: int, columns: int, pattern: Sequence[int], by_choice: bool
-) -> list[str]:
-    """Return the flags of experts, with a balancing loss unless they are balanced `by_choice`."""
-    if not model.num_experts:
-        return []
-    more = []
-    if 0 in pattern:
-        more.append(f"--moe-layer-freq={list(pattern)}".replace(" ", ""))
-    if _has_shared_expert(model):
-        more.append(f"--moe-shared-expert-intermediate-size={columns}")
-    if model.moe_shared_expert_gate:
-        more.append("--moe-shared-expert-gate")
-    return [
-        *more,
-        f"--num-experts={num_experts}",
-        f"--moe-router-topk={min(model.moe_router_topk, num_experts)}",
-        f"--moe-ffn-hidden-size={columns}",
-        *(() if by_choice else ("--moe-aux-loss-coeff=0.01",)),
-        "--moe-z-loss-coeff=0.001",
-    ]
-
-
-def _switches(model: ModelSpec, job: tuple[str, ...]) -> list[str]:
-    switches = {
-        "--swiglu": model.gated_mlp and "--quick-geglu" not in job,
-        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
-        "--disable-bias-linear": not model.add_bias_linear,
-        "--add-qkv-bias": model.add_qkv_bias,
-        "--qk-layernorm": model.qk_layernorm,
-        "--attention-output-gate": model.attention_output_gate,
-    }
-    return [flag for flag, on in switches.items() if on]
 
 
 def _sequence_unit(plan: Plan, unit: int, sequence_parallel: bool) -> int:
@@ -314,45 +253,3 @@ def _share_totals(layout: Layout) -> list[int]:
 
 def _multiple(least: int, unit: int) -> int:
     return -(-least // unit) * unit
-
-
-def _with_fewer_layers(plan: Plan, max_layers: int) -> Plan:
-    """Scale every replica's cuts to fewer layers; each stage and chunk keeps at least one."""
-    old = plan.layout.replicas[0].num_layers
-    deepest = max(len(chain(r)) for r in plan.replicas)
-    new = min(old, max(max_layers, deepest))
-    replicas = tuple(_scale(r, old, new) for r in plan.replicas)
-    return replace(plan, replicas=replicas, workload=None, estimates=None)
-
-
-def _scale(replica: Replica, old: int, new: int) -> Replica:
-    # Stages in the order in which the micro-batch passes them, chunk by chunk.
-    on_stage = chain(replica)
-    ends = sorted(c.first_layer + c.num_layers for s in replica.stages for c in stage_chunks(s))
-    chunks: list[list[LayerRange]] = [[] for _ in replica.stages]
-    first = 0
-    for i, (end, s) in enumerate(zip(ends, on_stage, strict=True)):
-        # Leave a layer for this chunk and for each one behind it.
-        cut = min(max(round(end * new / old), first + 1), new - (len(ends) - i - 1))
-        chunks[s].append(LayerRange(first, cut - first))
-        first = cut
-    stages = []
-    for stage, own in zip(replica.stages, chunks, strict=True):
-        num_layers = sum(chunk.num_layers for chunk in own)
-        sharded = stage.shape.num_sharded_layers
-        if sharded:
-            # All, some or none of the layers, as before; alike in all replicas.
-            sharded = max(1, sharded * num_layers // stage.shape.num_layers)
-        shape = replace(stage.shape, num_layers=num_layers, num_sharded_layers=sharded)
-        own_chunks = tuple(own) if stage.chunks else ()
-        recomputed = stage.recompute_num_layers
-        stages.append(
-            replace(
-                stage,
-                shape=shape,
-                first_layer=own[0].first_layer,
-                chunks=own_chunks,
-                recompute_num_layers=recomputed and min(recomputed, shape.num_layers),
-            )
-        )
-    return replace(replica, stages=tuple(stages))

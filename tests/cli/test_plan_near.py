@@ -1,0 +1,52 @@
+"""`plan --near`: planning again near an old plan."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import format_layout
+from tests.cli.example import MODEL
+
+
+def test_planning_again_for_a_script_that_may_hold_more_flags_ends_with_1(
+    small: tuple[Path, Path], tmp_path: Path, capsys
+) -> None:
+    cluster, old = small
+    workload = load_plan(old).workload
+    assert workload is not None
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun pretrain_gpt.py {' '.join(workload.megatron_args)} $MORE\n")
+    words = ["plan", "--cluster", str(cluster), "--near", str(old), "--model", str(path)]
+    assert main(words) == 1
+    assert "NOT ALL OF THE SCRIPT IS KNOWN" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 1
+    assert "MORE" in " ".join(json.loads(capsys.readouterr().out)["notes"])
+    assert main([*words, "--model-env", "MORE="]) == 0
+
+
+def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    cluster, old = small
+    smaller = tmp_path / "smaller.yaml"
+    smaller.write_text(cluster.read_text().replace("count: 2", "count: 1"))
+    path = tmp_path / "after.json"
+    words = ["plan", "--cluster", str(smaller), "--near", str(old), "-o", str(path)]
+    words += ["--store-bandwidth", "1 GB/s", "--steps", "100"]
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    way = shown["ways"][shown["chosen"]]
+    assert shown["layout"] == way["layout"] == format_layout(load_plan(path).layout)
+    assert all(w["moved_bytes"] >= 0 and w["move_s"] is not None for w in shown["ways"])
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "Ways to go on" in out and "to fetch" in out and "a step took" in out
+    assert max(map(len, out.splitlines())) <= 100
+    for bad, message in (
+        (["--near", str(old), "--store-bandwidth", "5"], "--store-bandwidth: .* without a"),
+        (["--prefer", "near", "--model", MODEL], "--prefer goes with --near"),
+    ):
+        assert main(["plan", "--cluster", str(smaller), *bad]) == 2
+        assert re.search(message, capsys.readouterr().err)
