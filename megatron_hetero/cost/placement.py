@@ -140,8 +140,11 @@ class PlacedStage:
     def own_settings(self) -> StageSettings:
         """Return the settings that the stage does not share with the job."""
         return (
-            *(self.shares, self.recompute, self.recompute_num_layers),
-            *(self.state_parts, self.expert_shares),
+            self.shares,
+            self.recompute,
+            self.recompute_num_layers,
+            self.state_parts,
+            self.expert_shares,
         )
 
 
