@@ -105,7 +105,7 @@ class PlacedStage:
         """Return the sizes of groups of experts over replicas; None without such."""
         return None if self.experts is None else self.experts.sizes
 
-    @cached_property
+    @property
     def width(self) -> int:
         """Return the tensor-parallel width."""
         return len(self.devices) // self.context_parallel
