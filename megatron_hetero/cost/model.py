@@ -110,7 +110,7 @@ class CostModel(StagePrices):
             self._exchange.exposed_s(
                 placement, vocab_rows, ends, pipelines_s, carried, self.rooms(replicas)
             ),
-            max(s.update_s for r in replicas for s in r.stages),
+            max(replica.update_s for replica in replicas),
         )
 
     def rooms(self, replicas: Sequence[ReplicaCost]) -> dict[StageId, int]:

@@ -105,7 +105,7 @@ class PlacedStage:
         """Return the sizes of groups of experts over replicas; None without such."""
         return None if self.experts is None else self.experts.sizes
 
-    @cached_property
+    @property
     def width(self) -> int:
         """Return the tensor-parallel width."""
         return len(self.devices) // self.context_parallel
@@ -140,8 +140,11 @@ class PlacedStage:
     def own_settings(self) -> StageSettings:
         """Return the settings that the stage does not share with the job."""
         return (
-            *(self.shares, self.recompute, self.recompute_num_layers),
-            *(self.state_parts, self.expert_shares),
+            self.shares,
+            self.recompute,
+            self.recompute_num_layers,
+            self.state_parts,
+            self.expert_shares,
         )
 
 

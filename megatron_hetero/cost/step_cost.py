@@ -52,17 +52,25 @@ class ReplicaCost:
     ends_s: tuple[float, ...] = ()
     least_s: float = 0.0
 
+    @cached_property
+    def missing_bytes(self) -> int:
+        """Count the most bytes that any device lacks; zero or less when the replica fits."""
+        return max(stage.missing_bytes for stage in self.stages)
+
     @property
     def fits(self) -> bool:
         """Return whether every stage fits in memory."""
-        return all(stage.missing_bytes <= 0 for stage in self.stages)
+        return self.missing_bytes <= 0
+
+    @cached_property
+    def update_s(self) -> float:
+        """Return the seconds of the slowest update."""
+        return max(stage.update_s for stage in self.stages)
 
 
 def least_step_s(replicas: Sequence[ReplicaCost]) -> float:
     """Bound a step of replicas from below, for any exchange and any launch counts."""
-    # Equal stages share one object.
-    stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
-    return max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
+    return max(r.least_s for r in replicas) + max(r.update_s for r in replicas)
 
 
 @value(frozen=True)
@@ -99,7 +107,7 @@ class PlacementCost:
     @cached_property
     def missing_bytes(self) -> int:
         """Count the most bytes that any device lacks; zero or less when the placement fits."""
-        return max(s.missing_bytes for r in self.replicas for s in r.stages)
+        return max(replica.missing_bytes for replica in self.replicas)
 
     @cached_property
     def measured(self) -> bool:

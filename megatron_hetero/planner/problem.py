@@ -45,7 +45,7 @@ class Unit(_UnitFields):
         """Tensor-parallel width."""
         if self.context_parallel == 1 and not self.beyond:
             return len(self.indices)
-        return len(self.devices) // self.context_parallel
+        return sum([len(own) for _, own in self.parts]) // self.context_parallel
 
     @property
     def is_plain(self) -> bool:

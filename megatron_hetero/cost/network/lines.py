@@ -57,9 +57,10 @@ class LineTable:
         # Lines between machines with islands, and inside such machines.
         machines = {name: i for i, name in enumerate(cluster.machines)}
         self._machine = np.array([machines[node.machine] for node in cluster.nodes])
-        self._between = np.full((len(machines), len(machines)), _NONE)
+        self._between: Ints = np.broadcast_to(_NONE, (len(machines), len(machines)))
         """Line between two machines, one of them with islands, or inside such a machine."""
         if any(node.is_island for node in cluster.nodes):
+            self._between = self._between.copy()
             self._number_machines(cluster)
         # NICs of machines with several.
         for node in cluster.nodes:

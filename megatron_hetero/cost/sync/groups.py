@@ -62,14 +62,17 @@ def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]
     replicas = placement.replicas
     # Between two cuts every replica has one stage: the layers have the same holders.
     cuts = sorted({start for r in replicas for start in r.first_layers} | {model.num_layers})
-    stage_of = [len(replica.stages) - 1 for replica in replicas]
     per_layer = layer_params(model, even_share(model, 1))
+    # Stages of each replica that hold the layers from a cut on, the last such stage last.
+    left = [[(r, s) for s in range(len(replica.stages))] for r, replica in enumerate(replicas)]
+    starts = [replica.first_layers for replica in replicas]
     for first, end in reversed(list(pairwise(cuts))):
-        for r, replica in enumerate(replicas):
-            while replica.first_layers[stage_of[r]] > first:
-                stage_of[r] -= 1
+        for own, start in zip(left, starts, strict=True):
+            while start[len(own) - 1] > first:
+                own.pop()
+        holders = tuple([own[-1] for own in left])
         # Sharded layers are exchanged in the passes themselves; all replicas have the same ones.
-        num_sharded = replicas[0].stages[stage_of[0]].num_sharded_layers
+        num_sharded = replicas[0].stages[holders[0][1]].num_sharded_layers
         num_layers = end - first - num_sharded
         # Positions travel with the first layers, which the same stages hold; further tokens are
         # embedded on last stages too, so there positions go with the words.
@@ -77,7 +80,7 @@ def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]
         positions = 0 if is_alone else embedding_params(model, 1, 0)
         size = num_layers * per_layer + positions
         if size:
-            yield SyncGroup(tuple(enumerate(stage_of)), size, first + num_sharded, num_layers)
+            yield SyncGroup(holders, size, first + num_sharded, num_layers)
 
 
 def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedStage]:

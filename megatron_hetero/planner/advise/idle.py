@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from megatron_hetero.cluster.nodes import Device, Node
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.ladder import Climber
@@ -27,11 +30,13 @@ def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
     used = {device.name for device in best.placement.devices()}
     reasons = dict(problem.idle_reasons)
     # Nodes whose idle GPUs have equal prospects, each with its idle GPUs.
+    number_of = problem.cluster.link_classes.node_number
+    others = np.array([number_of[node.name] for node in problem.nodes], np.int64)
     by_kind: dict[object, list[tuple[Node, list[int]]]] = {}
     for node in problem.nodes:
         idle = [i for i in problem.gpus[node.name] if Device(node.name, i).name not in used]
         if idle:
-            by_kind.setdefault(_kind(problem, node, len(idle)), []).append((node, idle))
+            by_kind.setdefault(_kind(problem, node, len(idle), others), []).append((node, idle))
     # On a board of its own: what is tried here is no plan to choose from.
     rungs = Rungs(Scoreboard(problem))
     answers: dict[object, tuple[str, str]] = {}
@@ -50,11 +55,15 @@ def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
     return dict(sorted(reasons.items()))
 
 
-def _kind(problem: Problem, node: Node, num_idle: int) -> object:
-    """Return equal for nodes whose idle GPUs have equal prospects."""
-    likeness = problem.likeness
-    paths = frozenset(likeness.hop(node.name, other.name) for other in problem.nodes)
-    own = likeness.node(node.name), node.site, node.uplink_bytes_per_s
+def _kind(
+    problem: Problem, node: Node, num_idle: int, others: npt.NDArray[np.int64]
+) -> object:
+    """Return equal for nodes whose idle GPUs have equal prospects; `others` are the numbers of all
+    nodes."""
+    classes = problem.cluster.link_classes
+    links, here = classes.of_pairs, classes.node_number[node.name]
+    paths = frozenset(zip(links[here, others].tolist(), links[others, here].tolist(), strict=True))
+    own = problem.likeness.node(node.name), node.site, node.uplink_bytes_per_s
     return own, paths, problem.widths[node.name], num_idle
 
 
@@ -88,7 +97,8 @@ def _tried(rungs: Rungs, best: Candidate, node: Node, idle: Sequence[int], until
 def _best_of(
     rungs: Rungs, estimated: Iterable[Climber], until: int, best: Candidate
 ) -> Candidate | None:
-    """Return the best of some structures, tuned; simulated where it may be better than `best`.
+    """Return the best of some structures, tuned while there is work left; simulated where it may be
+    better than `best`.
 
     Those that come first are priced, one at least, until the work is done.
     """
@@ -103,7 +113,7 @@ def _best_of(
         return None
     node = min(priced)
     tried = node.candidate
-    if tried is not None and not stock_only:
+    if tried is not None and not stock_only and rungs.done < until:
         tried = rungs.tune(node, tried).candidate
     # Without queues it loses already.
     if tried is None or best.coarse_key < tried.coarse_key:

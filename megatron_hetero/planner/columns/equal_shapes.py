@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.planner.columns.bundle_paths import Floats, HeldLayers, Ints
+from megatron_hetero.planner.columns.bundle_paths import Flags, Floats, HeldLayers, Ints
 from megatron_hetero.planner.columns.bundle_shapes import is_plain
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 
@@ -32,7 +32,9 @@ _MAX_ORDERS = 3
 """Orders of each: those that hold most within so many periods, from the shortest possible on."""
 _PER_LAYER = 256
 """A layer counts as much as so many boundaries between unlike kinds, of which fewer are better."""
-_NOTHING = -(1 << 40)
+_NOTHING = np.int32(-(1 << 30))
+
+_Worths = npt.NDArray[np.int32]
 
 
 def equal_shapes(
@@ -81,7 +83,7 @@ class _Level:
 
     numbers: Ints
     before: Ints
-    worth: Ints
+    worth: _Worths
     by: npt.NDArray[np.int8]
 
 
@@ -140,21 +142,17 @@ class _Orders:
         """Yield bundles with about the seconds that equal copies of each take."""
         levels = [self._first_level()]
         ranked: list[_Likely] = []
-        num_kinds = self.chosen.shape[1]
         for size in range(1, self.most + 1):
             level = self._numbers(levels[-1])
             if not len(level.numbers):
                 break
-            worth, by = np.full_like(level.worth, _NOTHING), np.full_like(level.by, -1)
-            for kind in range(num_kinds):
-                # Closed by a block that also holds the embedding, or open for blocks before it.
-                closed = self._extended(levels[-1], level, kind, first=True)
-                most_s = ranked[-1].seconds if len(ranked) == self.num_likely else np.inf
-                ranked += self._likely(level.numbers, closed, (size, kind), most_s)
-                ranked = sorted(ranked)[:self.num_likely]
-                open_ = self._extended(levels[-1], level, kind, first=False)
-                better = open_ > worth
-                worth, by = np.where(better, open_, worth), np.where(better, np.int8(kind), by)
+            # Closed by a block that also holds the embedding, or open for blocks before it.
+            closed, open_ = self._extended(levels[-1], level)
+            most_s = ranked[-1].seconds if len(ranked) == self.num_likely else np.inf
+            ranked += self._likely(level.numbers, closed, size, most_s)
+            ranked = sorted(ranked)[:self.num_likely]
+            worth = open_.max(axis=1)
+            by = np.where(worth > _NOTHING, open_.argmax(axis=1), -1).astype(np.int8)
             levels.append(_Level(level.numbers, level.before, worth, by))
         for one in ranked:
             last = min(one.period + _MAX_ORDERS, len(self.menu.periods_s))
@@ -177,7 +175,7 @@ class _Orders:
         num_kinds, num_periods = self.chosen.shape[1], len(self.menu.periods_s)
         shape = (1, len(self.chosen), num_periods)
         none: Ints = np.zeros((1, num_kinds), np.int64)
-        return _Level(none, none - 1, np.zeros(shape, np.int64), np.full(shape, -1, np.int8))
+        return _Level(none, none - 1, np.zeros(shape, np.int32), np.full(shape, -1, np.int8))
 
     def _numbers(self, below: _Level) -> _Level:
         """Return all sets of one block more for which there are nodes, as yet without worths."""
@@ -192,43 +190,39 @@ class _Orders:
         numbers = np.array(list(rows), np.int64).reshape(-1, num_kinds)
         before = np.array(list(rows.values()), np.int64).reshape(-1, num_kinds)
         shape = (len(numbers), *below.worth.shape[1:])
-        return _Level(numbers, before, np.zeros(shape, np.int64), np.zeros(shape, np.int8))
+        return _Level(numbers, before, np.zeros(shape, np.int32), np.zeros(shape, np.int8))
 
-    def _extended(self, below: _Level, level: _Level, kind: int, *, first: bool) -> Ints:
-        """Return the worth of each set with a block of a kind at its beginning.
-
-        Args:
-            first: this block is the pipeline's first.
-        """
+    def _extended(self, below: _Level, level: _Level) -> tuple[_Worths, _Worths]:
+        """Return the worth of each set with a block of each kind at its beginning, [set, kind, way,
+        period]: with this block as the pipeline's first, and with others to come before it."""
         menu = self.menu
-        held: HeldLayers = menu.first if first else menu.held
-        depth = len(held.layers)
-        rows = np.flatnonzero(level.before[:, kind] >= 0)
-        source = level.before[rows, kind]
-        # [set, way]: stages behind the block.
-        behind = below.numbers[source] @ self.num_stages.T
-        block = self.chosen[:, kind]
-        layers = held.layers[np.minimum(behind, depth - 1), block[None, :]].astype(np.int64)
-        usable = menu.may_start[block] if first else np.ones(len(block), bool)
-        at_end = menu.may_end[block] & (self.last == kind)
-        fits = usable & np.where(behind > 0, behind < depth, at_end)
-        before = below.by[source]
-        unlike = (before != kind) & (before >= 0)
-        worth = np.full(level.worth.shape, _NOTHING, np.int64)
-        worth[rows] = np.where(
-            fits[..., None] & (layers > 0),
-            np.maximum(below.worth[source] + _PER_LAYER * layers - unlike, _NOTHING),
-            _NOTHING,
-        )
-        return worth
+        # [set, kind, way]: stages behind the block; [kind, way]: the block.
+        behind = below.numbers[level.before] @ self.num_stages.T
+        block, kinds = self.chosen.T, np.arange(self.chosen.shape[1])[:, None]
+        at_end = menu.may_end[block] & (self.last == kinds)
+        depth = len(menu.held.layers)
+        fits = np.where(behind > 0, behind < depth, at_end) & (level.before >= 0)[..., None]
+        before = below.by[level.before]
+        unlike = (before != kinds[..., None]) & (before >= 0)
+        worth: _Worths = below.worth[level.before] - unlike
+
+        def with_first(held: HeldLayers, usable: Flags) -> _Worths:
+            layers = held.layers[np.minimum(behind, depth - 1), block].astype(np.int32)
+            may_be = (fits & usable)[..., None] & (layers > 0)
+            return np.where(may_be, worth + _PER_LAYER * layers, _NOTHING)
+
+        return with_first(menu.first, menu.may_start[block]), with_first(menu.held, block >= 0)
 
     def _likely(
-        self, numbers: Ints, worth: Ints, closed: tuple[int, int], most_s: float
+        self, numbers: Ints, worth: _Worths, size: int, most_s: float
     ) -> Iterator[_Likely]:
         """Yield the sets that do the batch soonest, and in less than so many seconds.
 
         Args:
-            closed: number of blocks, and the kind of the first one.
+            numbers: of each set.
+            worth: of each with its first block, [set, kind, way, period].
+            size: number of blocks.
+            most_s: seconds.
         """
         problem, periods_s = self.table.problem, self.menu.periods_s
         counts = problem.replica_counts() or (0,)
@@ -236,23 +230,23 @@ class _Orders:
         # [set]: equal copies, of the kind that runs out first.
         copies = np.where(used > 0, self.nodes // np.maximum(used, 1), counts[-1]).min(axis=1)
         replicas = np.minimum(copies * self.pricer.num_replicas, counts[-1])
-        layers: Ints = -(-worth // _PER_LAYER)
-        holds = layers >= problem.num_layers
-        period = np.argmax(holds, axis=2)
+        holds = worth > _PER_LAYER * (problem.num_layers - 1)
+        period = np.argmax(holds, axis=3)
         # Between two periods of the grid, by the layers that there is room for.
-        held = np.take_along_axis(layers, period[..., None], axis=2)[..., 0]
-        held = np.maximum(held, problem.num_layers)
+        held = -(-np.take_along_axis(worth, period[..., None], axis=3)[..., 0] // _PER_LAYER)
         shorter_s = np.where(period > 0, periods_s[np.maximum(period - 1, 0)], 0.0)
-        period_s = np.maximum(shorter_s, periods_s[period] * problem.num_layers / held)
+        at_once_s = periods_s[period] * problem.num_layers / np.maximum(held, problem.num_layers)
         share = -(-problem.num_micro_batches // np.maximum(replicas, 1))
-        seconds: Floats = (share[:, None] - 1 + numbers @ self.num_stages.T) * period_s
-        seconds = np.where(holds.any(axis=2) & (replicas > 0)[:, None], seconds, np.inf)
+        # [set, way]: passes of a micro-batch, one after the other.
+        passes = share[:, None] - 1 + numbers @ self.num_stages.T
+        seconds: Floats = passes[:, None] * np.maximum(shorter_s, at_once_s)
         # One kind alone needs no order (`bundle_shapes.shapes_of_one_kind`).
-        seconds[np.count_nonzero(numbers, axis=1) < 2] = np.inf
-        size, first = closed
+        may_be = (replicas > 0) & (np.count_nonzero(numbers, axis=1) > 1)
+        seconds[~(holds.any(axis=3) & may_be[:, None, None])] = np.inf
+        # The soonest, of equals the first of `_Likely`.
+        seconds, period = np.swapaxes(seconds, 1, 2), np.swapaxes(period, 1, 2)
         sooner = np.flatnonzero(seconds < most_s)
         order = sooner[np.argsort(seconds.flat[sooner], kind="stable")][:self.num_likely]
-        for row, way in zip(*np.unravel_index(order, seconds.shape), strict=True):
-            at = int(row), int(way)
-            yield _Likely(float(seconds[at]), size, *at, first, int(period[at]))
-
+        for row, way, first in np.array(np.unravel_index(order, seconds.shape)).T.tolist():
+            at = row, way, first
+            yield _Likely(float(seconds[at]), size, *at, int(period[at]))

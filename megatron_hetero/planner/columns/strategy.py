@@ -278,8 +278,9 @@ def _bundle_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]
     largest = max(kind.num_gpus for kind in kinds)
     counts = set(powers_of_two(largest))
     counts |= {kind.num_gpus for kind in kinds}
-    allowed = problem.replica_counts()
-    return sorted(count for count in counts if count <= max(allowed, default=0))
+    allowed = problem.replica_counts()  # of thousands of GPUs: not to be gone through
+    most = allowed[-1] if allowed else 0
+    return sorted(count for count in counts if count <= most)
 
 
 def _site_choices(sites: Sequence[Site]) -> Iterator[list[Site]]:

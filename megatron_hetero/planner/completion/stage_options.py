@@ -154,8 +154,10 @@ class StageOptions:
             if sends is None:
                 sends = (not place.first) + (not place.last)
             # All numbers in flight share one line, looked at with one micro-batch and no message.
-            place, key = replace(place, num_in_flight=1, num_sends_kept=0), key[:2]
+            key = key[:2]
         if key not in self._lines:
+            if not model.kinds:
+                place = replace(place, num_in_flight=1, num_sends_kept=0)
             self._lines[key] = [
                 self._line(recompute, dealt)
                 for dealt in self._worth(place)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
-from sys import intern
+from functools import cached_property, lru_cache, total_ordering
 
-from megatron_hetero.cost.placement import NO_SETTINGS, Placement
+from megatron_hetero.cost.placement import NO_SETTINGS, Placement, StageSettings
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.hashed import value
 from megatron_hetero.plan.stock_ranks import RankOrder
@@ -100,11 +99,25 @@ class Candidate:
         return standing, ranked(ranked_time_s(self.placement, self.cost))
 
     @cached_property
-    def key(self) -> tuple[Standing, float, int, bool, tuple[object, ...]]:
+    def key(self) -> tuple[Standing, float, int, bool, _Content]:
         """Total order: nearer to the limits, better by the objective, faster, then fewer GPUs, then
-        without the plug-in, then by layers and the like, then by devices (never by chance).
-        Layers come first so that names of nodes decide last."""
-        devices = tuple(self.placement.devices())
+        without the plug-in, then by layers and the like, then by devices (never by chance)."""
+        num_gpus = sum([len(s.devices) for r in self.placement.replicas for s in r.stages])
+        return (*self.coarse_key, num_gpus, not self.is_stock, _Content(self.placement))
+
+
+@total_ordering
+class _Content:
+    """A placement in an order by its content. Only placements that are equally good are compared
+    by it, so that it is written down where it is asked for: of thousands of stages it is long."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+
+    @cached_property
+    def words(self) -> tuple[object, ...]:
+        """All that tells the placement from others. Layers come first so that names of nodes decide
+        last."""
         shape = tuple(
             # All that tells two placements apart, so that their order never depends on chance.
             (
@@ -112,16 +125,21 @@ class Candidate:
                 _shared(tuple([s.num_layers for s in r.stages])),
                 r.launch_counts or (),
                 r.micro_batch_size or 0,
-                intern(repr([s.own_settings for s in r.stages])),
+                _written(tuple([s.own_settings for s in r.stages])),
                 _shared(tuple([(s.context_parallel, s.context_shares or ()) for s in r.stages])),
                 _shared(tuple([s.num_sharded_layers for s in r.stages])),
                 _shared(tuple([s.expert_groups or () for s in r.stages])),
             )
             for r in self.placement.replicas
         )
-        dispatcher = self.placement.dispatcher or ""
-        of_all = tuple(sorted(shape)), devices, shape, dispatcher
-        return (*self.coarse_key, len(devices), not self.is_stock, of_all)
+        devices, dispatcher = tuple(self.placement.devices()), self.placement.dispatcher or ""
+        return tuple(sorted(shape)), devices, shape, dispatcher
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and self.words == other.words
+
+    def __lt__(self, other: _Content) -> bool:
+        return self.words < other.words
 
 
 @lru_cache(maxsize=4096)
@@ -130,15 +148,23 @@ def _shared[Words: tuple[object, ...]](words: Words) -> Words:
     return words
 
 
+@lru_cache(maxsize=4096)
+def _written(settings: tuple[StageSettings, ...]) -> str:
+    """Write settings down: some are None, which has no order."""
+    return repr(settings)
+
+
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
     """Return the step time that the ranking counts: what the job's flags do not say must make up
     for `MIN_GAIN`, what alone takes the plug-in for `PLUGIN_GAIN`."""
+    if is_plain(placement):
+        return cost.step_time_s
     # Tables of experts in unlike numbers are what stock Megatron cannot say.
     tables = {stage.expert_shares for r in placement.replicas for stage in r.stages}
     deals_unlike = len(tables) > 1 or any(len(set(table or ())) > 1 for table in tables)
     if placement.has_sharded_layers or (deals_unlike and is_symmetric(placement)):
         return cost.step_time_s / (1 - PLUGIN_GAIN)
-    return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
+    return cost.step_time_s / (1 - MIN_GAIN)
 
 
 def is_plain(placement: Placement) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import repeat
 
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.nodes import Device
@@ -18,7 +19,9 @@ from megatron_hetero.plan.stock_ranks import (
 
 
 def canonical(
-    placement: Placement, gpus: Mapping[str, tuple[int, ...]]
+    placement: Placement,
+    gpus: Mapping[str, tuple[int, ...]],
+    known: dict[PlacedStage, PlacedStage] | None = None,
 ) -> tuple[Placement, RankOrder | None]:
     """Return replicas in a fixed order, and GPUs of a node given out in the order of their places.
 
@@ -27,6 +30,7 @@ def canonical(
 
     Args:
         gpus: the usable GPUs of each node, ascending; all of a node are alike.
+        known: stages of other placements, of which equal ones become the same object.
     """
     # Order of replicas by what they are.
     replicas = sorted(placement.replicas, key=_replica_key)
@@ -42,9 +46,7 @@ def canonical(
             places = places_by_rank(rank_order, len(replicas), num_stages, 1)
             stages = [(r, s) for r, s, _ in places]
     # Deal the GPUs of each node out in that order.
-    free = {
-        node: iter([Device(node, index) for index in indices]) for node, indices in gpus.items()
-    }
+    free = {node: map(Device, repeat(node), indices) for node, indices in gpus.items()}
     bare: list[list[PlacedStage]] = [list(replica.stages) for replica in replicas]
     for r, s in stages:
         stage = bare[r][s]
@@ -52,7 +54,9 @@ def canonical(
         devices = tuple([next(free[node]) for node, _ in stage.devices])
         if devices != stage.devices or stage.own_settings != NO_SETTINGS:
             bare[r][s] = PlacedStage(devices, stage.num_layers)
-    # Equal devices keep their stage as it is.
+        # Equal devices keep their stage as it is.
+        if known is not None:
+            bare[r][s] = known.setdefault(bare[r][s], bare[r][s])
     made = tuple(
         [
             PlacedReplica(tuple(of_replica), replica.num_micro_batches)

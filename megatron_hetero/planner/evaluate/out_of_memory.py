@@ -41,5 +41,5 @@ def _nearer(one: Candidate, other: Candidate | None) -> Candidate:
     return one if other is None or _order(one) < _order(other) else other
 
 
-def _order(candidate: Candidate) -> tuple[int, tuple[object, ...]]:
+def _order(candidate: Candidate) -> tuple[int, object]:
     return candidate.cost.missing_bytes, candidate.key[-1]

@@ -9,7 +9,7 @@ from functools import cached_property
 from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, least_step_s
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.division.counts import LaunchRule
@@ -62,6 +62,8 @@ class Scoreboard:
         self._replicas: dict[Hashable, ReplicaCost] = {}
         self._shapes = ReplicaShapes(problem.likeness)
         self._launch_rule = LaunchRule(problem.costs)
+        self._stages: dict[PlacedStage, PlacedStage] = {}
+        """One object for equal stages: placements of a board have many in common."""
         self._seen: dict[Placement, Candidate | None] = {}
         self._beaten: set[Placement] = set()
 
@@ -169,7 +171,7 @@ class Scoreboard:
         if whole is None:
             whole = self.problem.num_gpus <= MAX_GPUS_PRICED_WHOLE
         # One form for all placements that differ only in names.
-        placement, rank_order = canonical(placement, self.problem.gpus)
+        placement, rank_order = canonical(placement, self.problem.gpus, self._stages)
         if placement in self._seen:
             return self._seen[placement]
         # Known to be beaten, and nobody asks for it whole.

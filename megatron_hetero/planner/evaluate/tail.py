@@ -64,7 +64,8 @@ class Tails:
         """By the identity of chains, which structures share and which are kept here."""
         self._paths: dict[tuple[str, ...], int] = {}
         """Numbers of paths between two nodes, or inside one, and of lines."""
-        self._edges: dict[tuple[str, str], tuple[float, float]] = {}
+        self._ways: dict[tuple[str, str], tuple[int, float, float]] = {}
+        """Of paths: the number, the seconds a byte, and the latency."""
 
     def estimate_s(self, found: Completion) -> float:
         """Return seconds of the gradient exchange, about."""
@@ -143,16 +144,17 @@ class Tails:
         lines: list[float] = []
         nodes = sorted(on_node, key=self.place.__getitem__) if number > 1 else []
         latencies = 2 * (number - 1)
+        known = self._ways.get
         for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True):
             # Groups of one node pass on inside it, the last of them to the next node.
             inside = on_node[a] - (a != b)
             if inside:
-                per_byte, latency_s = self._edge(a, a)
-                ring.extend((_INSIDE, self._path(a, a), inside, per_byte, latencies * latency_s))
+                path, per_byte, latency_s = known((a, a)) or self._way(a, a)
+                ring.extend((_INSIDE, path, inside, per_byte, latencies * latency_s))
             if a == b:
                 continue
-            per_byte, latency_s = self._edge(a, b)
-            between += (_BETWEEN, self._path(a, b), 1, per_byte, latencies * latency_s)
+            path, per_byte, latency_s = known((a, b)) or self._way(a, b)
+            between += (_BETWEEN, path, 1, per_byte, latencies * latency_s)
             for line in self.lines(a, b) if self.has_lines else ():
                 lines += (_LINE, self._path(line.name), 1, line.bytes_per_s, 0.0)
         ring.extend(between)
@@ -162,13 +164,10 @@ class Tails:
     def _path(self, *name: str) -> int:
         return self._paths.setdefault(name, len(self._paths))
 
-    def _edge(self, a: str, b: str) -> tuple[float, float]:
-        key = (a, b)
-        found = self._edges.get(key)
-        if found is None:
-            link = self.node_of[a].link if a == b else self.links[a, b]
-            found = self._edges[key] = 1 / link.bytes_per_s, link.latency_s
-        return found
+    def _way(self, a: str, b: str) -> tuple[int, float, float]:
+        link = self.node_of[a].link if a == b else self.links[a, b]
+        way = self._ways[a, b] = self._path(a, b), 1 / link.bytes_per_s, link.latency_s
+        return way
 
 
 def _busiest_s(loads: Sequence[tuple[_Ring, float]]) -> float:

@@ -40,8 +40,9 @@ def _unit_lists(problem: Problem) -> Iterator[tuple[Unit, ...]]:
     """Yield all groups of some nodes as units of equally many of one width."""
     for nodes in node_groups(problem):
         for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
-            groups = [unit for node in nodes for unit in equal_units(problem, node, width)]
-            on_a_node = {len(equal_units(problem, node, width)) for node in nodes}
+            of_nodes = [equal_units(problem, node, width) for node in nodes]
+            groups = [unit for units in of_nodes for unit in units]
+            on_a_node = set(map(len, of_nodes))
             for size in sorted(problem.context_sizes(width)):
                 # In equal parts of a node, on whole nodes, or on all.
                 is_plain = size & (size - 1) == 0 or size in on_a_node or size == len(groups)

@@ -9,10 +9,8 @@ from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.proof.circle import describe
-from megatron_hetero.schedule.proof.gradients import (
-    ALL_LATE,
-)
-from megatron_hetero.schedule.proof.of_plan import How, job_operations
+from megatron_hetero.schedule.proof.gradients import ALL_LATE
+from megatron_hetero.schedule.proof.of_plan import How, PlanOperations, job_operations
 from megatron_hetero.schedule.proof.rules import blocked_ranks
 from megatron_hetero.schedule.stock import is_stock
 
@@ -36,15 +34,13 @@ def check_operations(
     # Two replicas of each kind show if there is a deadlock at all; all gradients within the passes,
     # and none, stand for the numbers between them (`schedule.orders.early_gradients`).
     how = how or How()
-    few = plan if how.dealt else _of_each_kind(plan)
-    steps = [how]
-    if workload.training.overlap_grad_reduce:
-        steps.append(replace(how, deepest_late=ALL_LATE))
-    for step in steps:
-        if not blocked_ranks(job_operations(few, workload, step)):
+    few = PlanOperations(plan if how.dealt else _of_each_kind(plan), workload, how)
+    all_late = (ALL_LATE,) if workload.training.overlap_grad_reduce else ()
+    for late in (how.deepest_late, *all_late):
+        if not blocked_ranks(few.operations(late)):
             continue
         # If they hang, prove it on the whole plan, for the message to name its true ranks.
-        job = job_operations(plan, workload, step)
+        job = job_operations(plan, workload, replace(how, deepest_late=late))
         blocked = blocked_ranks(job)
         if blocked:
             where = f"{source}: " if source else ""

@@ -64,21 +64,24 @@ def job_operations(plan: Plan, workload: Workload, how: How | None = None) -> Jo
         workload: its model and training.
         how: what else decides them.
     """
-    return _PlanOperations(plan, workload, how or How()).operations()
+    return PlanOperations(plan, workload, how or How()).operations()
 
 
 @dataclass
-class _PlanOperations:
+class PlanOperations:
+    """The operations of a validated plan's job; `job_operations` says it for one `deepest_late`."""
+
     plan: Plan
     workload: Workload
     how: How
 
-    def operations(self) -> JobOperations:
-        """Write the items of all ranks."""
+    def operations(self, deepest_late: int | None = None) -> JobOperations:
+        """Write the items of all ranks; with another `How.deepest_late`, if one is given."""
+        late = self.how.deepest_late if deepest_late is None else deepest_late
         ranks = [RankItems(rank) for rank in range(len(self.job.places))]
         self._start(ranks)
         for items in ranks:
-            self._step(items)
+            self._step(items, late)
         return JobOperations(
             self.job.groups,
             [items.items for items in ranks],
@@ -203,7 +206,7 @@ class _PlanOperations:
             training.sequence_parallel,
         )
 
-    def _step(self, items: RankItems) -> None:
+    def _step(self, items: RankItems, deepest_late: int) -> None:
         """Write a step of training, then a step of validation."""
         # A step of training: forward and backward passes with their exchanges.
         begin = len(items.items)
@@ -212,7 +215,7 @@ class _PlanOperations:
         of = self._rank_stage(rank)
         num_idle_rounds = self._num_idle_rounds(place.replica)
         overlaps = training.overlap_grad_reduce
-        late = self.how.deepest_late if overlaps else ALL_LATE
+        late = deepest_late if overlaps else ALL_LATE
         gradients = RankGradients(self.job.gradients, items, self.job.number_of, late)
         StageItems(
             of,

@@ -139,7 +139,7 @@ def test_placements_that_differ_in_anything_have_unlike_keys() -> None:
         replace(own, stages=(replace(own.stages[0], recompute="full"), own.stages[1])),
     ]
     keys = {
-        replace(PIPELINE, placement=Placement((one,)), standing=Standing()).key[-1]
+        replace(PIPELINE, placement=Placement((one,)), standing=Standing()).key[-1].words
         for one in changed
     }
     assert len(keys) == len(changed)
