@@ -14,7 +14,7 @@ from megatron_hetero.planner.columns.bundle_shapes import plain_shapes
 from megatron_hetero.planner.columns.bundles import Bundle, BundleColumns, Mix
 from megatron_hetero.planner.columns.equal_copies import (
     numbers_of_copies,
-    soonest_of_one_kind,
+    soonest_of_fewer_kinds,
     soonest_of_several_kinds,
 )
 from megatron_hetero.planner.columns.equal_shapes import MAX_LIKELY
@@ -63,7 +63,7 @@ class PoolBundles(PoolNodes):
             BundlePricer(table, kinds, count, max_node_layers) for count in replica_counts
         ]
         self.bundles: dict[BundleShape, Bundle | None] = {}
-        self.of_one_kind: list[Bundle] = []
+        self.of_fewer_kinds: list[Bundle] = []
         """Bundles for equal copies alone: in a mixture, `generate` finds those that are worth
         their nodes."""
         self._generated: set[int] = set()
@@ -79,7 +79,7 @@ class PoolBundles(PoolNodes):
                 likely = self._part_of(MAX_LIKELY)
                 for shape, bundle in soonest_of_several_kinds(self, pricer, likely):
                     self.bundles.setdefault(shape, bundle)
-                self.of_one_kind += soonest_of_one_kind(self, pricer)
+                self.of_fewer_kinds += soonest_of_fewer_kinds(self, pricer, likely // 4)
 
     def mixes(self, step_s: float) -> list[Mix]:
         """Return the best division of the pool for a step time: over all bundles, and over those
@@ -103,10 +103,10 @@ class PoolBundles(PoolNodes):
         ranked.sort()
         return [((bundle, count),) for _, count, _, bundle in ranked[:_MAX_UNIFORM]]
 
-    def mixes_of_one_kind(self, num_micro_batches: int, most_s: float) -> Iterator[Mix]:
-        """Yield equal bundles on nodes of one kind that end in less than so many seconds before
-        the exchange.  It may be so much shorter than that of several kinds that they win."""
-        for bundle in self.of_one_kind:
+    def mixes_of_fewer_kinds(self, num_micro_batches: int, most_s: float) -> Iterator[Mix]:
+        """Yield equal bundles on nodes of one or two kinds that end in less than so many seconds
+        before the exchange.  It may be so much shorter than that of more kinds that they win."""
+        for bundle in self.of_fewer_kinds:
             for count in numbers_of_copies(self, bundle, num_micro_batches):
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 if bundle.filled.quick_time_s(share) < most_s:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from megatron_hetero.planner.columns.bundle_shapes import shapes_of_one_kind
 from megatron_hetero.planner.columns.bundles import Bundle
-from megatron_hetero.planner.columns.equal_shapes import equal_shapes
+from megatron_hetero.planner.columns.equal_shapes import MAX_KINDS, equal_shapes
 from megatron_hetero.planner.columns.pool_nodes import PoolNodes
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape
 
+_FEWER = MAX_KINDS - 1
 _MAX_EQUAL = 8
 """Bundles for equal copies, of each of so many numbers of micro-batches."""
 
@@ -35,17 +36,22 @@ def numbers_of_copies(
         yield fewest
 
 
-def soonest_of_one_kind(nodes: PoolNodes, pricer: BundlePricer) -> list[Bundle]:
-    """Return bundles for equal copies on one kind of nodes: of each number of micro-batches the
-    one that ends soonest."""
+def soonest_of_fewer_kinds(
+    nodes: PoolNodes, pricer: BundlePricer, num_likely: int
+) -> list[Bundle]:
+    """Return bundles for equal copies on one kind of nodes, and on two where there are more: of
+    each number of micro-batches the one that ends soonest; `num_likely` as of `equal_shapes`."""
     number = nodes.table.problem.num_micro_batches
-    soonest: dict[tuple[int, int], tuple[float, Bundle]] = {}
-    for shape in shapes_of_one_kind(nodes.table, pricer, nodes.capacity):
+    shapes = list(shapes_of_one_kind(nodes.table, pricer, nodes.capacity))
+    if len(nodes.capacity) > _FEWER:
+        shapes += equal_shapes(nodes.table, pricer, nodes.capacity, num_likely, _FEWER)
+    soonest: dict[tuple[frozenset[int], int], tuple[float, Bundle]] = {}
+    for shape in shapes:
         bundle = nodes.bundle(shape)
         if bundle is not None:
             _, share = equal_copies(nodes, shape, number)
             time_s = bundle.filled.quick_time_s(share)
-            key = shape.blocks[0].kind, share
+            key = frozenset(shape.num_nodes()), share
             if key not in soonest or time_s < soonest[key][0]:
                 soonest[key] = time_s, bundle
     return [bundle for _, bundle in soonest.values()]

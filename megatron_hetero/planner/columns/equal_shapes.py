@@ -22,7 +22,7 @@ from megatron_hetero.planner.columns.bundle_paths import Flags, Floats, HeldLaye
 from megatron_hetero.planner.columns.bundle_shapes import is_plain
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 
-_MAX_KINDS = 3
+MAX_KINDS = 3
 """Kinds in one bundle, of the fastest ones and one more."""
 _MAX_NUMBERS = 60_000
 """Numbers of blocks of each kind, times ways: more kinds or cuts have fewer blocks."""
@@ -42,6 +42,7 @@ def equal_shapes(
     pricer: BundlePricer,
     capacity: Mapping[int, int],
     num_likely: int = MAX_LIKELY,
+    num_kinds: int = MAX_KINDS,
 ) -> list[BundleShape]:
     """Return bundles of two kinds or more of which as many copies as there is room for end soon,
     the soonest first by an estimate.
@@ -49,6 +50,7 @@ def equal_shapes(
     Args:
         capacity: nodes of each kind.
         num_likely: numbers and ways whose orders are made, the soonest by an estimate.
+        num_kinds: looked at together.
     """
     speed = {
         kind: capacity[kind]
@@ -56,9 +58,9 @@ def equal_shapes(
         / min(w * table.times_s(kind, w)[1] for w in table.kinds[kind].widths)
         for kind in {block.kind for block in pricer.blocks}
     }
-    kinds = sorted(speed, key=lambda kind: (-speed[kind], kind))[: _MAX_KINDS + 1]
+    kinds = sorted(speed, key=lambda kind: (-speed[kind], kind))[: MAX_KINDS + 1]
     found: list[tuple[float, BundleShape]] = []
-    for of in combinations(sorted(kinds), min(len(kinds), _MAX_KINDS)):
+    for of in combinations(sorted(kinds), min(len(kinds), num_kinds)):
         if len(of) > 1:
             found += _Orders(table, pricer, of, capacity, num_likely).shapes()
     # Of equally soon ones those with the first blocks, by their words, each written once.

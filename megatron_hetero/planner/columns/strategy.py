@@ -113,10 +113,10 @@ class Columns:
             may_gain = True
             for choice in _choices(problem, chosen, step_s):
                 self._add(problem, found, choice)
-            # Those of one kind that the exchange of all others leaves time for.
+            # Those of fewer kinds that the exchange of all others leaves time for.
             if len(chosen) == 1 and found:
                 (site,), most_s = chosen, min(quick.step_s for quick in found.values())
-                for mix in site.bundles.mixes_of_one_kind(problem.num_micro_batches, most_s):
+                for mix in site.bundles.mixes_of_fewer_kinds(problem.num_micro_batches, most_s):
                     self._add(problem, found, ((site, mix),))
         return may_gain
 

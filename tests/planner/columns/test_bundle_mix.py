@@ -128,10 +128,10 @@ def test_equal_bundles_end_the_sooner_the_earlier_they_come() -> None:
     assert ends_s == sorted(ends_s)
 
 
-def test_equal_bundles_of_one_kind_are_the_soonest_of_each_share() -> None:
+def test_equal_bundles_of_fewer_kinds_are_the_soonest_of_each_share() -> None:
     pool = pool_of(problem_of())
     ends_s: dict[tuple[int, int, int], float] = {}
-    for mix in pool.mixes_of_one_kind(16, inf):
+    for mix in pool.mixes_of_fewer_kinds(16, inf):
         ((one, count),) = mix
         ((kind, nodes),) = one.shape.num_nodes().items()
         assert count * nodes <= pool.capacity[kind]
@@ -139,7 +139,7 @@ def test_equal_bundles_of_one_kind_are_the_soonest_of_each_share() -> None:
         key = kind, one.shape.num_replicas, share
         ends_s[key] = one.filled.quick_time_s(share)
         # A limit of time leaves out what ends then, or later.
-        assert mix not in pool.mixes_of_one_kind(16, ends_s[key])
+        assert mix not in pool.mixes_of_fewer_kinds(16, ends_s[key])
     # All that blocks of one kind and one width can be.
     for pricer in pool.pricers:
         for block, n in product(pricer.blocks, range(1, 3)):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from math import inf
 
 import pytest
 
-from megatron_hetero.planner.columns import equal_shapes as module
 from megatron_hetero.planner.columns.bundle_mix import PoolBundles
-from megatron_hetero.planner.columns.equal_copies import equal_copies
-from megatron_hetero.planner.columns.equal_shapes import equal_shapes
+from megatron_hetero.planner.columns.equal_copies import equal_copies, soonest_of_fewer_kinds
+from megatron_hetero.planner.columns.equal_shapes import MAX_KINDS, equal_shapes
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -99,8 +98,23 @@ def test_of_many_kinds_some_are_looked_at_together(monkeypatch: pytest.MonkeyPat
     table, pricer, capacity = parts_of(problem)
     found = equal_shapes(table, pricer, capacity)
     assert found
-    assert max(len(shape.num_nodes()) for shape in found) <= module._MAX_KINDS
-    assert len({k for shape in found for k in shape.num_nodes()}) <= module._MAX_KINDS + 1
+    assert max(len(shape.num_nodes()) for shape in found) <= MAX_KINDS
+    assert len({k for shape in found for k in shape.num_nodes()}) <= MAX_KINDS + 1
     # One kind alone is no question of numbers.
     alone = BundlePricer(table, [0], 1, problem.num_layers)
     assert equal_shapes(table, alone, {0: 1}) == []
+
+
+def test_each_smaller_set_of_kinds_has_bundles_of_its_own() -> None:
+    """Many GPUs of a third kind hold more, and make the exchange of gradients longer."""
+    third = replace(SLOW, name="third", memory_bytes=SLOW.memory_bytes // 2)
+    of = ("a", FAST, 2), ("b", SLOW, 2), ("c", third, 12)
+    nodes = [(f"{name}{i}", gpu, 2) for name, gpu, number in of for i in range(number)]
+    workload = make_workload(num_layers=8, global_batch_size=16, seq_length=1024)
+    problem = make_problem(make_cluster(*nodes), workload)
+    table, pricer, capacity = parts_of(problem)
+    pool = PoolBundles(table, OwnFlags(problem), list(capacity), [1], problem.num_layers)
+    found = soonest_of_fewer_kinds(pool, pricer, 48)
+    assert {frozenset(bundle.shape.num_nodes()) for bundle in found} == {
+        frozenset(kinds) for number in (1, 2) for kinds in combinations(capacity, number)
+    }
