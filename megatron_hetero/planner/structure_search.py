@@ -20,6 +20,7 @@ from megatron_hetero.cost.choices import may_mix_sizes
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.completion.unlike_sizes import mixed
+from megatron_hetero.planner.evaluate.candidate import NEAR
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -143,11 +144,12 @@ class Phases:
         if not problem.divides_sequences:
             return
         if problem.num_gpus <= _FEW_GPUS:
-            loop.go_on_from(all_structures(problem, divided=True), loop.limits.slack)
-        # With something that fits, divided sequences get a small part of the work.
-        most = MAX_ESTIMATED if loop.known_s == inf else _FEW_DIVIDED
-        divided = divided_structures(problem, loop.known_s, most)
-        loop.go_on_from(chain(divided, in_unlike_parts(problem)))
+            divided, slack = all_structures(problem, divided=True), loop.limits.slack
+        else:
+            # With something that fits, divided sequences get a small part of the work.
+            most = MAX_ESTIMATED if loop.known_s == inf else _FEW_DIVIDED
+            divided, slack = iter(divided_structures(problem, loop.known_s, most)), NEAR
+        loop.go_on_from(chain(divided, in_unlike_parts(problem)), slack)
         # Grids divide all stages; the fastest structures may gain by a single one.
         shape = self.rungs.completer.shape
         self.change(lambda own: neighbours(problem, own.structure, shape, divided=True))

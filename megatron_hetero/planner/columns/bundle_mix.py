@@ -79,7 +79,7 @@ class PoolBundles(PoolNodes):
                 likely = self._part_of(MAX_LIKELY)
                 for shape, bundle in soonest_of_several_kinds(self, pricer, likely):
                     self.bundles.setdefault(shape, bundle)
-                self.of_fewer_kinds += soonest_of_fewer_kinds(self, pricer, likely // 4)
+                self.of_fewer_kinds += soonest_of_fewer_kinds(self, pricer, likely)
 
     def mixes(self, step_s: float) -> list[Mix]:
         """Return the best division of the pool for a step time: over all bundles, and over those

@@ -11,6 +11,9 @@ from megatron_hetero.planner.columns.pool_nodes import PoolNodes
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape
 
 _FEWER = MAX_KINDS - 1
+"""Kinds of bundles that stand for equal copies alone, where there are more."""
+_PART = 4
+"""Orders are made of one part in so many of their numbers and ways."""
 _MAX_EQUAL = 8
 """Bundles for equal copies, of each of so many numbers of micro-batches."""
 
@@ -44,7 +47,7 @@ def soonest_of_fewer_kinds(
     number = nodes.table.problem.num_micro_batches
     shapes = list(shapes_of_one_kind(nodes.table, pricer, nodes.capacity))
     if len(nodes.capacity) > _FEWER:
-        shapes += equal_shapes(nodes.table, pricer, nodes.capacity, num_likely, _FEWER)
+        shapes += equal_shapes(nodes.table, pricer, nodes.capacity, num_likely // _PART, _FEWER)
     soonest: dict[tuple[frozenset[int], int], tuple[float, Bundle]] = {}
     for shape in shapes:
         bundle = nodes.bundle(shape)

@@ -99,15 +99,15 @@ class Candidate:
         return standing, ranked(ranked_time_s(self.placement, self.cost))
 
     @cached_property
-    def key(self) -> tuple[Standing, float, int, bool, _Content]:
+    def key(self) -> tuple[Standing, float, int, bool, _ByContent]:
         """Total order: nearer to the limits, better by the objective, faster, then fewer GPUs, then
         without the plug-in, then by layers and the like, then by devices (never by chance)."""
         num_gpus = sum([len(s.devices) for r in self.placement.replicas for s in r.stages])
-        return (*self.coarse_key, num_gpus, not self.is_stock, _Content(self.placement))
+        return (*self.coarse_key, num_gpus, not self.is_stock, _ByContent(self.placement))
 
 
 @total_ordering
-class _Content:
+class _ByContent:
     """A placement in an order by its content. Only placements that are equally good are compared
     by it, so that it is written down where it is asked for: of thousands of stages it is long."""
 
@@ -136,9 +136,9 @@ class _Content:
         return tuple(sorted(shape)), devices, shape, dispatcher
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Content) and self.words == other.words
+        return isinstance(other, _ByContent) and self.words == other.words
 
-    def __lt__(self, other: _Content) -> bool:
+    def __lt__(self, other: _ByContent) -> bool:
         return self.words < other.words
 
 

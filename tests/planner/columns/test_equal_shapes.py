@@ -114,7 +114,7 @@ def test_each_smaller_set_of_kinds_has_bundles_of_its_own() -> None:
     problem = make_problem(make_cluster(*nodes), workload)
     table, pricer, capacity = parts_of(problem)
     pool = PoolBundles(table, OwnFlags(problem), list(capacity), [1], problem.num_layers)
-    found = soonest_of_fewer_kinds(pool, pricer, 48)
+    found = soonest_of_fewer_kinds(pool, pricer, 192)
     assert {frozenset(bundle.shape.num_nodes()) for bundle in found} == {
         frozenset(kinds) for number in (1, 2) for kinds in combinations(capacity, number)
     }
