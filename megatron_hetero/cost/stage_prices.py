@@ -128,11 +128,12 @@ class StagePrices(UnitPrices):
             communication = communication + plain.communication.times(num_kept)
         # Memory of every GPU; the tightest decides, the slowest update counts.
         memories = self.stage_memories(replica, index, rows)
+        num_layers, training = stage.num_layers, self.workload.training
         return StageCost(
             times,
             communication.total_s,
             max(
-                update_time_s(update_traffic_bytes(memory, stage.num_layers, self.holders), gpu)
+                update_time_s(update_traffic_bytes(memory, num_layers, self.holders, training), gpu)
                 for memory, gpu in self._distinct(stage, memories)
             ),
             tightest(memories, stage.num_layers),

@@ -229,8 +229,10 @@ def _updates_s(costs: CostModel, node: Node, width: int, first: bool, last: bool
     num_layers, rows = costs.workload.model.num_layers, costs.workload.model.vocab_size
     memory = costs.memory(node, width, first, last, 1, rows)
     # Linear in layers: two points say everything.
+    training = costs.workload.training
     some, more = (
-        update_time_s(update_traffic_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
+        update_time_s(update_traffic_bytes(memory, n, costs.holders, training), node.gpu_type)
+        for n in (0, 1)
     )
     return [some + layers * (more - some) for layers in range(num_layers + 1)]
 

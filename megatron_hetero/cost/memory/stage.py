@@ -9,7 +9,7 @@ from functools import cached_property
 
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.hashed import value
-from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 
 @value(frozen=True)
@@ -206,24 +206,29 @@ def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
     return max(memories, key=lambda m: m.peak_bytes(num_layers) - m.capacity_bytes)
 
 
-def update_traffic_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
+def update_traffic_bytes(
+    memory: StageMemory, num_layers: int, holders: StateHolders, training: TrainingSpec
+) -> float:
     """Sum the bytes that a device's optimizer step reads and writes, as Megatron-core 0.19 takes
-    it.  The scaling of gradients by `--clip-grad` is not counted: each is read and written once
-    more, at every step with Transformer Engine (`clip_grad_by_total_norm_fp32`).
+    it with Megatron's default `--clip-grad 1.0`.
 
     Args:
         memory: of the device.
         num_layers: of its stage.
         holders: devices that share the distributed optimizer's states.
+        training: of the job.
     """
     parts = memory.parts_bytes(num_layers)
     weights, gradients = parts["weights"], parts["gradients"]
     # The whole buffer is zeroed, and checked for NaN before the sum over replicas.
     whole = 2 * gradients
-    # The holders divide the rest: the norm and the optimizer read each gradient.  Where an fp32
-    # copy is made first, they read the copy, and the gradient is read once.
+    # The holders divide the rest: the norm and the optimizer read each gradient.  Clipping reads
+    # and writes it; by local layers only at the steps that clip, which are not counted, with
+    # Transformer Engine at every step (`clip_grad_by_total_norm_fp32` has a tensor then).
+    uses = 2 if training.local_layers else 4
+    # Where an fp32 copy is made first, all this is done to the copy, and the gradient is read once.
     copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
-    own = 3 * copies + (1 if copies else 2) * gradients / holders.layers
+    own = (1 + uses) * copies + (1 if copies else uses) * gradients / holders.layers
     # States are read and written; the fp32 weight is read again, and written in 16 bits.
     return whole + own + 2 * parts["optimizer"] + 3 * weights / holders.layers
 

@@ -141,10 +141,10 @@ class StockPrices:
             recomputed = memory_of(plain.variant(recompute="full"))
         # Seconds of the update without layers, and for one layer more.
         gpu_types = {own.gpu_type.name: own.gpu_type for own in links.nodes}
-        holders = prices.holders or plain.holders
+        holders, training = prices.holders or plain.holders, plain.workload.training
         zero_s, one_s = (
             max(
-                update_time_s(update_traffic_bytes(memory, n, holders), own)
+                update_time_s(update_traffic_bytes(memory, n, holders, training), own)
                 for own in gpu_types.values()
             )
             for n in (0, 1)
