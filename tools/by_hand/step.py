@@ -316,7 +316,8 @@ def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
     """Time the update.
 
     Gradients are zeroed and checked; each owner reads its own twice (or copies them first, and
-    reads the copies), reads and writes its states, reads a weight, and writes it in two precisions.
+    reads the copies), with Transformer Engine scales them, reads and writes its states, reads a
+    weight, and writes it in two precisions.
     """
     gpu, job = GPUS[site.gpu(stage.devices[member])], paper.job
     has = held(paper, stage, member)
@@ -326,6 +327,6 @@ def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
         owners = holders_of_layer(paper, stage.first)
         part = stage.state_share / sum(holder.state_share for holder in owners)
     weight, gradient, states = bytes_of_parameter(job)
-    copy = copy_for_update(job)
-    own = 3 * copy + (1 if copy else 2) * gradient + 2 * states + 3 * weight
+    copy, uses = copy_for_update(job), 2 if job.is_local else 4
+    own = (1 + uses) * copy + (1 if copy else uses) * gradient + 2 * states + 3 * weight
     return params * (2 * gradient + part * own) / (gpu.streamed * gpu.gb_per_s * 1e9)
