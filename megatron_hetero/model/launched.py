@@ -20,8 +20,9 @@ _FEWEST_FLAGS = 3
 _TRAINING = re.compile(r"pretrain|train_gpt")
 _NO_GPT = re.compile(
     r"(?:pretrain|train|finetune)_(?:bert|t5|ict|mamba|hybrid|retro|vision|vlm|mimo|rl)(?![a-z0-9])"
+    r"|run_(?:\w+_)?text_generation|run_inference_performance|report_theoretical_memory"
 )
-"""Programs of Megatron-LM that train no GPT, or train a GPT by another loop."""
+"""Programs of Megatron-LM that train no GPT, train a GPT by another loop, or train nothing."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,13 @@ def test_torchrun_flags_are_not_megatrons() -> None:
     assert _texts(text) == ["--num-layers", "4", "--bf16"]
 
 
-@pytest.mark.parametrize("program", ["x/pretrain_bert.py", "-m a.pretrain_mamba", "train_rl.py"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("x/pretrain_bert.py", "-m a.pretrain_mamba", "train_rl.py"),
+        *("tools/run_text_generation_server.py", "tools/run_mamba_text_generation_server.py"),
+    ],
+)
 def test_scripts_that_train_no_gpt_are_refused(program: str) -> None:
     with pytest.raises(UnsupportedError, match=r"train.sh:1: \w+(\.py)? does not train a GPT"):
         _texts(f"torchrun {program} --num-layers 4 --hidden-size 64")
