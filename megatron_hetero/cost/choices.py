@@ -6,11 +6,13 @@ from functools import lru_cache
 from itertools import pairwise
 from math import lcm
 
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import TokenDispatcher, Workload
+from megatron_hetero.model.spec import TokenDispatcher, TrainingSpec, Workload
 
 # Sequences; larger micro-batches are not searched.
 _LARGEST_SIZE = 32
@@ -84,6 +86,13 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
         for size in range(2, most + 1)
         if model.seq_length % (parts * size) == 0 and cuts_positions(costs.workload, size)
     )
+
+
+def may_divide_on(training: TrainingSpec, gpu: GpuType) -> bool:
+    """Return whether a stage on such GPUs may divide sequences.  Transformer Engine divides them by
+    a fused kernel alone (`get_attention_backend`, 2.20: compute capability 8.0, 16 bits); local
+    layers gather keys and values (`runtime.parallel.context_attention`)."""
+    return training.local_layers or uses_flash_attention(training, gpu)
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 
 FP8_CAPABILITY = {"tensorwise": 8.9, "delayed": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
-_FLASH_CAPABILITY = 8.0
+FLASH_CAPABILITY = 8.0
 _FP4_CAPABILITY = 10.0
 _GROUPED_GEMM_CAPABILITY = 8.0
 
@@ -62,7 +62,7 @@ def gpu_needs(options: Mapping[str, tuple[str, ...]]) -> Iterator[GpuNeed]:
     asked = "--use-flash-attn" if "--use-flash-attn" in options else "--attention-backend flash"
     if asked == "--use-flash-attn" or value("--attention-backend") == "flash":
         yield GpuNeed(
-            "flash-attention-unsupported", asked, "FlashAttention", _FLASH_CAPABILITY,
+            "flash-attention-unsupported", asked, "FlashAttention", FLASH_CAPABILITY,
             f"put --attention-backend auto in the place of {asked}: it takes another kernel there",
         )  # fmt: skip
     if "--moe-grouped-gemm" in options:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from megatron_hetero.cluster.makers import mixed_libraries
 from megatron_hetero.cluster.nodes import Device, Node
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.choices import context_parallels
+from megatron_hetero.cost.choices import context_parallels, may_divide_on
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.widths import usable_gpus
@@ -215,8 +215,15 @@ class Problem:
         return (
             not (objective.stock_only or objective.may_want_fewer(self.cluster))
             and self.costs.has_variants
+            and bool(self.dividing_nodes)
             and bool(context_parallels(self.costs, 1, max(2, self.num_gpus)))
         )
+
+    @cached_property
+    def dividing_nodes(self) -> frozenset[str]:
+        """The nodes whose GPUs may have a part of each sequence."""
+        training = self.workload.training
+        return frozenset(n.name for n in self.nodes if may_divide_on(training, n.gpu_type))
 
     def context_sizes(self, width: int) -> frozenset[int]:
         """Return the context-parallel sizes above 1 of stages in groups of this width."""
@@ -234,7 +241,13 @@ class Problem:
         where they were made (`moves.unlike_groups`)."""
         width, context = unit.width, unit.context_parallel
         return bool(unit.shares) or (
-            (context == 1 or context in self.context_sizes(width))
+            (
+                context == 1
+                or (
+                    context in self.context_sizes(width)
+                    and all(node in self.dividing_nodes for node, _ in unit.parts)
+                )
+            )
             and all(
                 width in self.widths[node] and len(indices) % width == 0
                 for node, indices in unit.parts

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.flags.gpu_needs import GpuNeed, gpu_needs
+from megatron_hetero.flags.gpu_needs import FLASH_CAPABILITY, GpuNeed, gpu_needs
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
-_FLASH_CAPABILITY = 8.0
 _FIRST_UNTESTED_CAPABILITY = 12.0
 
 
@@ -34,8 +33,8 @@ def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
     versions = {gpu.name: gpu.capability for gpu in job.gpu_types}
     # A type that the user describes may have no compute capability, and stands on neither side.
     known = {name: version for name, version in versions.items() if version is not None}
-    old = [f"{name} ({v})" for name, v in known.items() if v < _FLASH_CAPABILITY]
-    new = [f"{name} ({v})" for name, v in known.items() if v >= _FLASH_CAPABILITY]
+    old = [f"{name} ({v})" for name, v in known.items() if v < FLASH_CAPABILITY]
+    new = [f"{name} ({v})" for name, v in known.items() if v >= FLASH_CAPABILITY]
     if old and new:
         yield Finding(
             "compute-capabilities-differ",
@@ -54,6 +53,24 @@ def formats_and_kernels_are_supported(job: Job) -> Iterator[Finding]:
     FlashAttention, the grouped GEMM."""
     for need in gpu_needs(job.options):
         yield from _needs(job, need)
+
+
+def divided_sequences_have_a_kernel(job: Job) -> Iterator[Finding]:
+    """Find stages that divide sequences on GPUs where Transformer Engine has no kernel for it."""
+    if job.value("--transformer-impl") == "local":
+        return
+    for stage in job.stages:
+        version = stage.gpu.capability
+        divides = stage.content.shape.context_parallel > 1
+        if divides and version is not None and version < FLASH_CAPABILITY:
+            yield Finding(
+                "context-parallel-unsupported",
+                "error",
+                stage.where,
+                "Transformer Engine divides sequences by a fused kernel alone, which needs compute "
+                f"capability {FLASH_CAPABILITY}; {stage.gpu.name} has {version}",
+                "plan again, or use --transformer-impl local",
+            )
 
 
 def flash_attention_is_tested(job: Job) -> Iterator[Finding]:
@@ -130,6 +147,7 @@ CHECKS = (
     precision_is_supported,
     old_gpus_are_worth_their_cost,
     formats_and_kernels_are_supported,
+    divided_sequences_have_a_kernel,
     flash_attention_is_tested,
     arguments_do_not_depend_on_the_gpu,
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
@@ -20,6 +22,7 @@ from megatron_hetero.planner.problem import (
     make_problem,
     unit_of,
 )
+from megatron_hetero.planner.seeds.divided import divided_structures
 from tests.cost.builders import AS_GIVEN, FAST, OLD, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=12, micro_batch_size=2)
@@ -135,3 +138,28 @@ def test_an_objective_without_its_prices_is_refused() -> None:
         make_problem(boxes(), WORKLOAD, objective=Objective("fewest-gpus"))
     with pytest.raises(UsageError, match="--steps"):
         make_problem(boxes(), WORKLOAD, objective=Objective(deadline_s=60.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "dividing"),
+    [
+        ({"precision": "fp16"}, {"a"}),
+        ({"precision": "fp16", "flash_attention": False}, set()),
+        ({"precision": "fp32"}, set()),
+        ({"precision": "fp32", "local_layers": True}, {"a", "o"}),
+    ],
+)
+def test_transformer_engine_divides_sequences_by_a_fused_kernel_alone(
+    changes: dict[str, object], dividing: set[str]
+) -> None:
+    cluster = make_cluster(("a", FAST, 4), ("o", OLD, 4), limits=Limits())
+    problem = make_problem(cluster, make_workload(**changes))
+    assert problem.dividing_nodes == dividing
+    assert problem.divides_sequences == bool(dividing)
+    for node in ("a", "o"):
+        assert problem.may_be_a_unit(Unit(node, (0, 1), 2)) == (node in dividing)
+    across = Unit("a", (0,), 2, (("o", (0,)),))
+    assert problem.may_be_a_unit(across) == ("o" in dividing)
+    for structure in divided_structures(problem, inf, 32):
+        parts = {unit.node for chain in structure for unit in chain if unit.context_parallel > 1}
+        assert parts <= dividing

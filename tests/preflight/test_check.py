@@ -110,6 +110,13 @@ def across_sites() -> tuple[Plan, Cluster]:
     return replace(plan, inputs={}), replace(cluster, node_links=links)
 
 
+def on_older_cards() -> tuple[Plan, Cluster]:
+    """Cards of a cluster file, of which a plan knows the name alone."""
+    plan, cluster = DIVIDED()
+    older = replace(cluster.nodes[0].gpu_type, compute_capability="7.5")
+    return plan, replace(cluster, nodes=(replace(cluster.nodes[0], gpu_type=older),))
+
+
 UNLIKE = partial(with_width, (("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @12 | tp1:8 @4")
 
 def with_doubt() -> tuple[Plan, Cluster]:
@@ -140,6 +147,7 @@ FAULTS: tuple[
     ("flash-attention-unsupported", lambda: flagged(TURING, "--attention-backend", "flash"), ()),
     ("flash-attention-untested",
      lambda: flagged(partial(planned, ("r", "RTX-5090", 1)), "--use-flash-attn"), ()),
+    ("context-parallel-unsupported", on_older_cards, ()),
     ("grouped-gemm-unsupported", lambda: flagged(TURING, "--moe-grouped-gemm"), ()),
     ("arguments-depend-on-gpu",
      lambda: flagged(partial(planned, ("a", "H100-80GB", 2), ("b", "B200", 2)),

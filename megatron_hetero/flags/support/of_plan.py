@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.gpu_needs import FLASH_CAPABILITY
 from megatron_hetero.flags.support.rules import (
     Rule,
     given_arguments,
@@ -76,6 +79,20 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
 """Flags refused on a plan with context-parallel stages; `cost.choices` names the same, so that no
 plan is searched for them."""
 
+_NOT_WITH_FUSED_PARTS: tuple[Rule, ...] = (
+    (
+        "neither --bf16 nor --fp16",
+        lambda a: not (a.bf16 or a.fp16),
+        "use local layers, or a plan without cp; no kernel of Transformer Engine divides fp32",
+    ),
+    (
+        "--attention-backend unfused",
+        lambda a: getattr(a.attention_backend, "name", a.attention_backend) == "unfused",
+        "use auto, local layers, or a plan without cp; Transformer Engine divides fused attention",
+    ),
+)
+"""Flags for which Transformer Engine has no kernel that divides sequences."""
+
 NOT_WITH_CONTEXT_SHARES: tuple[Rule, ...] = (
     (
         "--num-experts",
@@ -117,6 +134,36 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
         refuse(NOT_WITH_CONTEXT_SHARES, args, heading)
 
 
+def check_divided_attention(plan: Plan, args: Any) -> None:
+    """Refuse divided sequences where Transformer Engine has no kernel for them on the plan's GPUs:
+    it divides fused attention alone (`get_attention_backend`, 2.20).  `doctor` knows GPUs that only
+    a cluster file describes, too.
+
+    Args:
+        plan: the plan.
+        args: Megatron's parsed arguments, or `given_arguments`.
+    Raises:
+        UnsupportedError: the message names the flags, or the stage and its GPUs.
+    """
+    if args.transformer_impl == "local" or not plan.layout.has_context_parallel:
+        return
+    heading = "Transformer Engine cannot divide the sequences of the plan (cp) with these flags:"
+    refuse(_NOT_WITH_FUSED_PARTS, args, heading)
+    catalogue = set(gpu_type_names())
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            names = {plan.type_by_device.get(device, "") for device in stage.devices}
+            versions = {name: gpu_type(name).capability for name in sorted(names & catalogue)}
+            for name, version in versions.items():
+                if stage.shape.context_parallel > 1 and version and version < FLASH_CAPABILITY:
+                    raise UnsupportedError(
+                        f"replica {r}, stage {s} divides sequences (cp) on {name}: Transformer "
+                        "Engine does so by a fused kernel alone, which needs compute capability "
+                        f"{FLASH_CAPABILITY}, {name} has {version}. Plan again, or use "
+                        "--transformer-impl local."
+                    )
+
+
 def check_chunks(plan: Plan, args: Any) -> None:
     """Refuse flags that stages with several chunks of the model cannot honour yet.
 
@@ -144,6 +191,7 @@ def check_flags_of_job(plan: Plan, options: Sequence[Option]) -> None:
         return
     args = given_arguments(options)
     check_context_parallel(plan, args)
+    check_divided_attention(plan, args)
     check_chunks(plan, args)
     # A stage may recompute otherwise than the job's flags say.
     stages = [stage for replica in plan.replicas for stage in replica.stages]

@@ -39,6 +39,8 @@ def divided_structures(problem: Problem, below_s: float, most: int) -> list[Stru
 def _unit_lists(problem: Problem) -> Iterator[tuple[Unit, ...]]:
     """Yield all groups of some nodes as units of equally many of one width."""
     for nodes in node_groups(problem):
+        if not problem.dividing_nodes.issuperset(node.name for node in nodes):
+            continue
         for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
             of_nodes = [equal_units(problem, node, width) for node in nodes]
             groups = [unit for units in of_nodes for unit in units]

@@ -60,8 +60,9 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
     chunks of every sequence for each), with Transformer Engine's attention."""
     training, model = problem.workload.training, problem.workload.model
     given = {word.split("=")[0] for word in problem.workload.megatron_args}
+    nodes = [problem.cluster.node_by_name[name] for name in ranks.names]
     may = (
-        training.flash_attention
+        all(uses_flash_attention(training, node.gpu_type) for node in nodes)
         and may_choose(problem.costs, "context_parallel")
         and not given & (NOT_WITH_CONTEXT_PARALLEL - _STOCK_DIVIDES_WITH)
         and not model.mtp_num_layers

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.emit import megatron_args
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.build import canonical_hosts, plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import LayerRange, Plan
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.schedule.choice.choose import candidates
+from tests.cost.builders import make_cluster, place_plan
 from tests.plan.edits import with_stage
 from tests.runtime.workloads import workload
 
@@ -48,6 +50,33 @@ def test_flags_beside_divided_sequences(flags: str, says: str) -> None:
     assert megatron_args(job(PLAIN, *flags.split()))
 
 
+@pytest.mark.parametrize(
+    ("flags", "gpus", "says"),
+    [
+        ("", "RTX-3090", "neither --bf16 nor --fp16"),
+        ("--fp16 --attention-backend unfused", "RTX-3090", "--attention-backend unfused: use auto"),
+        ("--fp16", "T4", "replica 0, stage 0 divides sequences .* 8.0, T4 has 7.5"),
+    ],
+)
+def test_transformer_engine_divides_fused_attention_alone(flags: str, gpus: str, says: str) -> None:
+    """Its own choice of a kernel; local layers gather keys and values instead."""
+    cluster = make_cluster(("a", gpu_type(gpus), 4))
+    words = (*flags.split(), "--transformer-impl", "transformer_engine")
+
+    def plan(*more: str) -> Plan:
+        placed = place_plan(job(DIVIDED, *words, *more), cluster)
+        return replace(placed, hosts=canonical_hosts(placed.replicas, cluster))
+
+    with pytest.raises(UnsupportedError, match=says):
+        megatron_args(plan(), "plan.json")
+    assert megatron_args(plan("--transformer-impl", "local"), "plan.json")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_transformer_engine_divides_sequences_in_16_bits(precision: str) -> None:
+    assert megatron_args(job(DIVIDED, f"--{precision}"))
+
+
 def test_all_reasons_stand_in_one_message() -> None:
     with pytest.raises(UnsupportedError) as found:
         megatron_args(job(DIVIDED, "--sft", "--qk-clip"))
@@ -56,11 +85,11 @@ def test_all_reasons_stand_in_one_message() -> None:
 
 def test_the_last_of_a_flag_counts_and_so_does_megatrons_default() -> None:
     """Transformer Engine's layers, the default, have windows."""
-    assert megatron_args(job(DIVIDED, "--window-size=4,0"))
-    layers = ("--transformer-impl=local", "--transformer-impl", "transformer_engine")
-    assert megatron_args(job(DIVIDED, "--window-size=4,0", *layers))
+    assert megatron_args(job(DIVIDED, "--bf16", "--window-size=4,0", precision="bf16"))
+    layers = ("--bf16", "--transformer-impl=local", "--transformer-impl", "transformer_engine")
+    assert megatron_args(job(DIVIDED, "--window-size=4,0", *layers, precision="bf16"))
     with pytest.raises(UnsupportedError, match="--window-size"):
-        megatron_args(job(DIVIDED, "--window-size=4,0", *layers[1:], layers[0]))
+        megatron_args(job(DIVIDED, "--window-size=4,0", *layers[2:], layers[1]))
 
 
 def test_experts_beside_unlike_shares() -> None:

@@ -175,7 +175,12 @@ def test_no_more_than_a_few_are_tried() -> None:
     assert min(len(p.replicas[0].stages) for p in made) >= 3
 
 
-LOCAL = {"flash_attention": False, "attention_dropout": 0.0, "fused_scores": "divided"}
+LOCAL = {
+    "local_layers": True,
+    "flash_attention": False,
+    "attention_dropout": 0.0,
+    "fused_scores": "divided",
+}
 
 
 def token_shares(

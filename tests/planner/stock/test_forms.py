@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.planner.problem import Unit, make_problem
 from megatron_hetero.planner.stock.forms import contexts
 from megatron_hetero.planner.stock.grids import StockRanks
-from tests.cost.builders import FAST, make_cluster, make_workload
+from tests.cost.builders import FAST, OLD, make_cluster, make_workload
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,11 @@ def test_sequences_are_divided_as_the_table_of_positions(
     node = problem.nodes[0].name
     ranks = StockRanks(tuple(Unit(node, (i,)) for i in range(6)), (0,) * 6)
     assert contexts(problem, ranks) == sizes
+
+
+@pytest.mark.parametrize(("gpu", "precision"), [(OLD, "fp16"), (FAST, "fp32")])
+def test_without_a_fused_kernel_sequences_stay_whole(gpu: GpuType, precision: str) -> None:
+    job = make_workload(seq_length=96, flash_attention=True, precision=precision)
+    problem = make_problem(make_cluster(("a", gpu, 6), limits=Limits()), job)
+    ranks = StockRanks(tuple(Unit("a", (i,)) for i in range(6)), (0,) * 6)
+    assert contexts(problem, ranks) == [1]

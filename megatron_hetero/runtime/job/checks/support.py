@@ -15,6 +15,7 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import refused_by_presence, without_effect
 from megatron_hetero.flags.support.of_plan import check_chunks
 from megatron_hetero.flags.support.of_plan import check_context_parallel as check_divided_sequences
+from megatron_hetero.flags.support.of_plan import check_divided_attention
 from megatron_hetero.flags.support.rules import Rule, refuse
 from megatron_hetero.flags.support.tensor_overlap import check_tensor_overlap
 from megatron_hetero.model.flag_table import Option
@@ -105,6 +106,9 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
         UnsupportedError: the message names every such flag, with advice.
     """
     check_divided_sequences(plan, args)
+    # Without a GPU the kernels of Transformer Engine have counterparts that divide everything.
+    if backend.cuda_is_usable():
+        check_divided_attention(plan, args)
     _check_position_table(plan, args)
 
 
