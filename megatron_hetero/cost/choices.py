@@ -36,6 +36,10 @@ NOT_WITH_CONTEXT_PARALLEL = frozenset(
 )
 """Flags with which the runtime refuses context parallelism, some only with local layers
 (`flags.support.of_plan`)."""
+_NOT_IN_A_RING = frozenset({"--softmax-type off-by-one", "--softmax-type learnable"})
+"""Flags without a kernel of Transformer Engine for divided sequences (`get_attention_backend`), but
+where ranks exchange heads."""
+_EXCHANGED_HEADS = "--cp-comm-type a2a"
 FP8_ROWS = 8
 """Transformer Engine's fp8 products need so many tokens, or a multiple (`runtime.model.fp8`)."""
 
@@ -73,7 +77,7 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     Each rank has two chunks of every sequence, which the group divides under
     `--sequence-parallel`.
     """
-    if not (may_choose(costs, "context_parallel") and _may_divide(costs.workload)):
+    if not (may_choose(costs, "context_parallel") and may_divide(costs.workload)):
         return ()
     # Chunks of a sequence that every rank of the stage must be able to take evenly.
     model, training = costs.workload.model, costs.workload.training
@@ -84,7 +88,9 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     return tuple(
         size
         for size in range(2, most + 1)
-        if model.seq_length % (parts * size) == 0 and cuts_positions(costs.workload, size)
+        if model.seq_length % (parts * size) == 0
+        and cuts_positions(costs.workload, size)
+        and cuts_heads(costs.workload, width, size)
     )
 
 
@@ -96,14 +102,30 @@ def may_divide_on(training: TrainingSpec, gpu: GpuType) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _may_divide(workload: Workload) -> bool:
+def may_divide(workload: Workload, but: frozenset[str] = frozenset()) -> bool:
     """Return whether stages may divide sequences: no further tokens are predicted, and no flag is
-    given that the runtime refuses beside it."""
+    given that the runtime, or Transformer Engine's ring, refuses beside it; `but` are not asked."""
+    given = _given(workload)
+    refused = NOT_WITH_CONTEXT_PARALLEL - but
+    if not (workload.training.local_layers or _EXCHANGED_HEADS in given):
+        refused |= _NOT_IN_A_RING
+    return not (workload.model.mtp_num_layers or given & refused)
+
+
+@lru_cache(maxsize=64)
+def _given(workload: Workload) -> frozenset[str]:
+    """Return the words of the job's flags, and every flag with its value."""
     # A flag may stand as `--flag value` or as `--flag=value`.
     words = [part for word in workload.megatron_args for part in word.split("=", 1)]
-    # Some are refused with one value alone.
-    given = {*words, *(f"{flag} {value}" for flag, value in pairwise(words))}
-    return not (workload.model.mtp_num_layers or given & NOT_WITH_CONTEXT_PARALLEL)
+    return frozenset({*words, *(f"{flag} {value}" for flag, value in pairwise(words))})
+
+
+@lru_cache(maxsize=1024)
+def cuts_heads(workload: Workload, width: int, context_parallel: int) -> bool:
+    """Return whether context-parallel ranks can exchange the heads of keys, where the job asks for
+    that in place of a ring."""
+    own_groups = workload.model.num_query_groups // width
+    return own_groups % context_parallel == 0 or _EXCHANGED_HEADS not in _given(workload)
 
 
 @lru_cache(maxsize=1024)
@@ -126,7 +148,7 @@ def shares_tokens(costs: CostModel) -> bool:
         workload.training.fused_scores == "divided"
         and may_choose(costs, "shares")
         and may_choose(costs, "context_parallel")
-        and _may_divide(workload)
+        and may_divide(workload)
         and not (workload.model.num_experts or workload.model.kv_lora_rank)
     )
 

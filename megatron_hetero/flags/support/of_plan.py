@@ -79,6 +79,14 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
 """Flags refused on a plan with context-parallel stages; `cost.choices` names the same, so that no
 plan is searched for them."""
 
+
+def _exchange(args: Any) -> str:
+    """Return how Transformer Engine's attention gets keys and values of other ranks: a name for all
+    layers, or one for each, of which the first stands for all."""
+    found = args.cp_comm_type
+    return (found[0] if isinstance(found, (list, tuple)) else found) or "p2p"
+
+
 _NOT_WITH_FUSED_PARTS: tuple[Rule, ...] = (
     (
         "neither --bf16 nor --fp16",
@@ -89,6 +97,17 @@ _NOT_WITH_FUSED_PARTS: tuple[Rule, ...] = (
         "--attention-backend unfused",
         lambda a: getattr(a.attention_backend, "name", a.attention_backend) == "unfused",
         "use auto, local layers, or a plan without cp; Transformer Engine divides fused attention",
+    ),
+    # Assertions of `attn_forward_func_with_cp`.
+    (
+        "--softmax-type",
+        lambda a: a.softmax_type != "vanilla" and _exchange(a) != "a2a",
+        "add --cp-comm-type a2a, or use local layers, or a plan without cp",
+    ),
+    (
+        "--window-size",
+        lambda a: a.window_size is not None and _exchange(a) == "p2p",
+        "add --cp-comm-type a2a or all_gather, or use a plan without cp",
     ),
 )
 """Flags for which Transformer Engine has no kernel that divides sequences."""

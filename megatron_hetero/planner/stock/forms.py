@@ -8,10 +8,11 @@ from math import gcd, lcm
 
 from megatron_hetero.cost.choices import (
     FP8_ROWS,
-    NOT_WITH_CONTEXT_PARALLEL,
     ExpertGroups,
+    cuts_heads,
     cuts_positions,
     may_choose,
+    may_divide,
 )
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.model.micro_batches import size_changes_objective
@@ -59,13 +60,11 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
     """Return the context-parallel sizes that Megatron takes on some ranks (`validate_args`: two
     chunks of every sequence for each), with Transformer Engine's attention."""
     training, model = problem.workload.training, problem.workload.model
-    given = {word.split("=")[0] for word in problem.workload.megatron_args}
     nodes = [problem.cluster.node_by_name[name] for name in ranks.names]
     may = (
         all(uses_flash_attention(training, node.gpu_type) for node in nodes)
         and may_choose(problem.costs, "context_parallel")
-        and not given & (NOT_WITH_CONTEXT_PARALLEL - _STOCK_DIVIDES_WITH)
-        and not model.mtp_num_layers
+        and may_divide(problem.workload, _STOCK_DIVIDES_WITH)
     )
     # Two chunks for each rank, whose tokens divide among TP ranks, and by 8 with fp8.
     parts = 2 * (ranks.width if training.sequence_parallel else 1)
@@ -78,6 +77,7 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
         if len(ranks.units) % size == 0
         and (size == 1 or model.seq_length % (parts * size) == 0)
         and cuts_positions(problem.workload, size)
+        and cuts_heads(problem.workload, ranks.width, size)
     ]
 
 

@@ -55,11 +55,13 @@ def test_flags_beside_divided_sequences(flags: str, says: str) -> None:
     [
         ("", "RTX-3090", "neither --bf16 nor --fp16"),
         ("--fp16 --attention-backend unfused", "RTX-3090", "--attention-backend unfused: use auto"),
+        ("--fp16 --softmax-type learnable", "RTX-3090", "--softmax-type: add --cp-comm-type a2a"),
+        ("--fp16 --window-size 4,0", "RTX-3090", "--window-size: add --cp-comm-type a2a or all_g"),
         ("--fp16", "T4", "replica 0, stage 0 divides sequences .* 8.0, T4 has 7.5"),
     ],
 )
 def test_transformer_engine_divides_fused_attention_alone(flags: str, gpus: str, says: str) -> None:
-    """Its own choice of a kernel; local layers gather keys and values instead."""
+    """Its own choice of a kernel, and what its ring asserts; local layers gather keys instead."""
     cluster = make_cluster(("a", gpu_type(gpus), 4))
     words = (*flags.split(), "--transformer-impl", "transformer_engine")
 
@@ -69,12 +71,17 @@ def test_transformer_engine_divides_fused_attention_alone(flags: str, gpus: str,
 
     with pytest.raises(UnsupportedError, match=says):
         megatron_args(plan(), "plan.json")
-    assert megatron_args(plan("--transformer-impl", "local"), "plan.json")
+    if "--window-size" not in flags:
+        assert megatron_args(plan("--transformer-impl", "local"), "plan.json")
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_transformer_engine_divides_sequences_in_16_bits(precision: str) -> None:
-    assert megatron_args(job(DIVIDED, f"--{precision}"))
+@pytest.mark.parametrize(
+    "flags",
+    ["--fp16", "--bf16", "--bf16 --softmax-type learnable --cp-comm-type a2a",
+     "--bf16 --window-size 4,0 --cp-comm-type all_gather"],
+)  # fmt: skip
+def test_transformer_engine_divides_sequences_in_16_bits(flags: str) -> None:
+    assert megatron_args(job(DIVIDED, *flags.split()))
 
 
 def test_all_reasons_stand_in_one_message() -> None:
@@ -84,12 +91,13 @@ def test_all_reasons_stand_in_one_message() -> None:
 
 
 def test_the_last_of_a_flag_counts_and_so_does_megatrons_default() -> None:
-    """Transformer Engine's layers, the default, have windows."""
-    assert megatron_args(job(DIVIDED, "--bf16", "--window-size=4,0", precision="bf16"))
-    layers = ("--bf16", "--transformer-impl=local", "--transformer-impl", "transformer_engine")
-    assert megatron_args(job(DIVIDED, "--window-size=4,0", *layers, precision="bf16"))
+    """Transformer Engine's layers, the default, have windows, where no ring divides sequences."""
+    own = ("--bf16", "--window-size=4,0", "--cp-comm-type", "a2a")
+    assert megatron_args(job(DIVIDED, *own))
+    layers = ("--transformer-impl=local", "--transformer-impl", "transformer_engine")
+    assert megatron_args(job(DIVIDED, *own, *layers))
     with pytest.raises(UnsupportedError, match="--window-size"):
-        megatron_args(job(DIVIDED, "--window-size=4,0", *layers[2:], layers[1]))
+        megatron_args(job(DIVIDED, *own, *layers[1:], layers[0]))
 
 
 def test_experts_beside_unlike_shares() -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import refused_by_presence, without_effect
-from megatron_hetero.flags.support.of_plan import check_chunks
+from megatron_hetero.flags.support.of_plan import check_chunks, check_divided_attention
 from megatron_hetero.flags.support.of_plan import check_context_parallel as check_divided_sequences
-from megatron_hetero.flags.support.of_plan import check_divided_attention
 from megatron_hetero.flags.support.rules import Rule, refuse
 from megatron_hetero.flags.support.tensor_overlap import check_tensor_overlap
 from megatron_hetero.model.flag_table import Option
