@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from megatron_hetero.cost.choices import NOT_WITH_CONTEXT_PARALLEL, context_parallels
 from megatron_hetero.cost.model import CostModel
@@ -44,7 +45,7 @@ def test_sequences_stay_whole_where_the_runtime_or_the_user_says_so() -> None:
 
 
 def test_sequences_stay_whole_where_transformer_engines_ring_has_no_kernel() -> None:
-    def with_offsets(*flags: str, **changes: object) -> tuple[int, ...]:
+    def with_offsets(*flags: str, **changes: Any) -> tuple[int, ...]:
         flags = ("--softmax-type", "learnable", *flags)
         return sizes(replace(make_workload(**changes), megatron_args=flags))
 
