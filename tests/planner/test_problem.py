@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,7 +151,7 @@ def test_an_objective_without_its_prices_is_refused() -> None:
     ],
 )
 def test_transformer_engine_divides_sequences_by_a_fused_kernel_alone(
-    changes: dict[str, object], dividing: set[str]
+    changes: dict[str, Any], dividing: set[str]
 ) -> None:
     cluster = make_cluster(("a", FAST, 4), ("o", OLD, 4), limits=Limits())
     problem = make_problem(cluster, make_workload(**changes))
