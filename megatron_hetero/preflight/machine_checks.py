@@ -12,6 +12,7 @@ from megatron_hetero.cluster.names import device_place
 from megatron_hetero.flags.environment import visible_devices_variable
 from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Host
+from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 from megatron_hetero.preflight.machine import MachineFacts
@@ -237,18 +238,27 @@ def kernels_are_installed(job: Job, facts: Facts) -> Iterator[Finding]:
 
 def attention_is_fused(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find machines on which Transformer Engine would store the scores of attention, where the plan
-    counts on a fused kernel."""
+    counts on a fused kernel; divided sequences it cannot compute so."""
     workload = job.plan.workload
     if workload is None or not workload.training.flash_attention:
         return
+    positions = rank_table(job.plan)
     for fact in facts:
         if fact.attention == "unfused":
+            own = positions[fact.rank]
+            shape = job.plan.replicas[own.replica].stages[own.stage].shape
+            divides = shape.context_parallel > 1
             yield Finding(
                 "attention-unfused",
-                "warning",
+                "error" if divides else "warning",
                 _place(job, fact),
                 "Transformer Engine has no fused attention here for the job's heads and sequence "
-                "length: it stores the scores, which takes more memory and time than the plan says",
+                + (
+                    "length, and divides sequences by no other: the first step would fail"
+                    if divides
+                    else "length: it stores the scores, which takes more memory and time than the "
+                    "plan says"
+                ),
                 "install flash-attn or a cuDNN that fits (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 prints "
                 "the reasons), or plan with --attention-backend unfused",
             )

@@ -18,7 +18,7 @@ from megatron_hetero.preflight.check import check_job
 from megatron_hetero.preflight.groups import group_tests
 from megatron_hetero.preflight.job import Job, make_job
 from megatron_hetero.preflight.machine import MachineFacts
-from megatron_hetero.preflight.machine_checks import GIB, check_machines
+from megatron_hetero.preflight.machine_checks import GIB, attention_is_fused, check_machines
 from tests.cost.builders import make_workload
 from tests.preflight.jobs import MIXED_NCCL, planned, with_flags, with_width
 
@@ -127,6 +127,14 @@ def test_stored_scores_are_found_where_the_plan_counts_on_a_fused_kernel() -> No
     assert ids(job(False), unfused) == set()
     known = tuple(fact.model_copy(update={"attention": "fused"}) for fact in facts())
     assert ids(job(True), known) == set()
+
+
+def test_divided_sequences_need_a_fused_kernel() -> None:
+    """On each of the ranks that divide them, and on no other."""
+    made = with_width((("a", "A100-80GB", 3),), "tp1cp2:4,tp1:4 @16")
+    ranks = [MachineFacts(rank=rank, torch="2.11.0", attention="unfused") for rank in range(3)]
+    found = attention_is_fused(make_job(*made), ranks)
+    assert [one.severity for one in found] == ["error", "error", "warning"]
 
 
 def test_a_release_known_to_return_wrong_sums_is_found() -> None:
