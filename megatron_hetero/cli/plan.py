@@ -12,9 +12,15 @@ from typing import get_args
 
 from megatron_hetero.cli.arguments import add_model_argument, add_sends_argument, with_sends
 from megatron_hetero.cli.goal import add_goal_arguments, objective_of
-from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
+from megatron_hetero.cli.near import (
+    PLUGIN_GAIN,
+    add_near_arguments,
+    check_near_arguments,
+    run_near,
+)
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_found import FoundPlan, found_summary, show_found
+from megatron_hetero.cli.unread import refuse_unread
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.work.profile import load_profile
@@ -121,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--plugin-gain",
-        default="2%",
+        default=PLUGIN_GAIN,
         metavar="PERCENT",
         help="a plan that needs the plug-in and gains no more over the best of stock Megatron "
         'gives way to it (default: "2%%"; "0%%": only to a faster one)',
@@ -157,22 +163,32 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--picture draws a step of sequences, so it needs --sequences LENGTHS.TXT")
     # Memory alone needs no cluster.
     if arguments.memory and arguments.sequences is None:
-        from megatron_hetero.cli.memory import run_memory  # other questions load what is theirs
+        from megatron_hetero.cli import memory  # other questions load what is theirs
 
-        return run_memory(arguments, output)
+        # Nothing is searched, so options of the search have nothing to change.
+        refuse_unread(arguments, add_arguments, memory.READS, "--memory makes no plan")
+        return memory.run_memory(arguments, output)
     if arguments.cluster is None:
         raise UsageError(
             "--cluster CLUSTER.YAML is missing: the machines to plan for (`init` writes a "
             "starter); without one, --memory says which GPUs would hold the model"
         )
+    if arguments.sequences is not None:
+        from megatron_hetero.cli import sequences  # a third of a second
+
+        # Groups are chosen from step to step, so there is no plan to write.
+        refuse_unread(arguments, add_arguments, sequences.READS, "--sequences makes no plan.json")
     # Machines and GPUs of --without are gone from here on.
     cluster = load_cluster(arguments.cluster).without(arguments.without)
     profile = load_profile(arguments.profile) if arguments.profile else None
     if arguments.sequences is not None:
-        from megatron_hetero.cli.sequences import run_sequences  # a third of a second
-
-        return run_sequences(arguments, output, cluster, profile)
+        return sequences.run_sequences(arguments, output, cluster, profile)
     check_near_arguments(arguments)
+    if arguments.stage_precision == "mixed":
+        if arguments.strategy == STOCK:
+            raise UsageError("--stage-precision mixed: stock Megatron has one precision")
+        if arguments.shard_layers:
+            raise UsageError("--stage-precision mixed does not go with --shard-layers yet")
     # A search may take minutes, and its plan should have a place.
     if arguments.output is not None:
         check_writable(arguments.output)
@@ -187,10 +203,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     )
     check_user_flags(workload.megatron_args)
     if arguments.stage_precision == "mixed":
-        if arguments.strategy == STOCK:
-            raise UsageError("--stage-precision mixed: stock Megatron has one precision")
-        if arguments.shard_layers:
-            raise UsageError("--stage-precision mixed does not go with --shard-layers yet")
         workload = with_mixed_precisions(workload)
     objective = objective_of(arguments, workload)
     held = HeldCluster(cluster, "")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from megatron_hetero.cli.arguments import add_model_argument
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.unread import refuse_unread
 from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.errors import ClusterError, UsageError
@@ -101,6 +102,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--gpus {arguments.gpus}: at least 1 computes")
     if arguments.pairs and arguments.links:
         raise UsageError("--pairs and --links are two measurements; run one after the other")
+    if arguments.pairs or arguments.links:
+        kind, more = ("pairs", ()) if arguments.pairs else ("links", ("seconds",))
+        what = f"--{kind} measures paths between cards alone"
+        refuse_unread(arguments, add_arguments, (kind, *more, "cards", "gpus", "json"), what)
     if arguments.pairs:
         return _run_pairs(arguments, output)
     if arguments.links:
