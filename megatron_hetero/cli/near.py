@@ -22,7 +22,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import with_precision
-from megatron_hetero.report.text.refusals import refusal_lines
+from megatron_hetero.report.text.refusals import note_lines, refusal_lines
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.units import UnitError, parse_bandwidth
 
@@ -148,10 +148,11 @@ def run_near(
         summary["ways"] = _ways_data(found)
         summary["chosen"] = found.chosen
         summary["interrupted"] = found.interrupted
-        summary["notes"] = list(plan_notes(plan, workload))
+        summary["notes"] = [*plan_notes(plan, workload), *map(str, cluster.doubts)]
         output.json(summary)
         return code
-    output.show(*replanning_lines(found, old), plan_report(plan, utilization))
+    output.show(*replanning_lines(found, old), plan_report(plan, utilization), "")
+    output.show(*map(str, cluster.doubts), *note_lines(plan, workload))
     name = f"number {found.chosen + 1} of the ways above"
     if arguments.output:
         output.show(

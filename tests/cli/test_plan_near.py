@@ -76,3 +76,18 @@ def test_planning_again_keeps_and_takes_precisions_of_stages(tmp_path: Path) -> 
     words = [*again, str(both), "-o", str(found), "--model", MODEL, *few]
     assert main(words) == 0 and uses_all()
     assert main([*again, str(one), "-o", str(found)]) == 0 and not uses_all()
+
+
+def test_planning_again_says_what_the_plan_changes_and_what_the_file_doubts(
+    small: tuple[Path, Path], tmp_path: Path, capsys
+) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    text = small[0].read_text()
+    cluster.write_text(text.replace("gpu: RTX-4090,", "gpu: RTX-4090, root_complex: 9 GB/s,"))
+    words = ["plan", "--cluster", str(cluster), "--near", str(small[1])]
+    assert main([*words, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert len(notes) > 1 and "root_complex: it counts between unlike cards" in notes[-1]
+    assert main(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(" ".join(note.split()) in out for note in notes)
