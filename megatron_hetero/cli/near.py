@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from megatron_hetero.planner.replan.replanning import Replanning
 
 PREFERENCES = ("pays", "near", "best")
-PLUGIN_GAIN = "2%"
-"""What `plan` takes for --plugin-gain where it is not given."""
 
 
 def add_near_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +81,7 @@ def check_near_arguments(arguments: argparse.Namespace) -> None:
         ("--prove", arguments.prove),
         ("--simplest", arguments.simplest is not None),
         ("--schedule best", arguments.schedule == "best"),
-        ("--plugin-gain", arguments.plugin_gain != PLUGIN_GAIN),
+        ("--plugin-gain", arguments.plugin_gain is not None),
         (f"--objective {arguments.objective}", arguments.objective != "throughput"),
     ):
         if given:

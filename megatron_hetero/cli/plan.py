@@ -12,12 +12,7 @@ from typing import get_args
 
 from megatron_hetero.cli.arguments import add_model_argument, add_sends_argument, with_sends
 from megatron_hetero.cli.goal import add_goal_arguments, objective_of
-from megatron_hetero.cli.near import (
-    PLUGIN_GAIN,
-    add_near_arguments,
-    check_near_arguments,
-    run_near,
-)
+from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_found import FoundPlan, found_summary, show_found
 from megatron_hetero.cli.unread import refuse_unread
@@ -42,7 +37,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
-from megatron_hetero.planner.request import Schedules
+from megatron_hetero.planner.request import PLUGIN_GAIN, Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import (
     HeldCluster,
     held_to_measured_sizes,
@@ -127,10 +122,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--plugin-gain",
-        default=PLUGIN_GAIN,
         metavar="PERCENT",
         help="a plan that needs the plug-in and gains no more over the best of stock Megatron "
-        'gives way to it (default: "2%%"; "0%%": only to a faster one)',
+        f'gives way to it (default: "{PLUGIN_GAIN:.0%}%"; "0%%": only to a faster one)',
     )
     parser.add_argument(
         "--memory",
@@ -225,7 +219,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             schedules=arguments.schedule,
             prove=arguments.prove,
             simplest_within=_part(arguments.simplest),
-            plugin_gain=_part(arguments.plugin_gain, "--plugin-gain"),
+            plugin_gain=(
+                PLUGIN_GAIN
+                if arguments.plugin_gain is None
+                else _part(arguments.plugin_gain, "--plugin-gain")
+            ),
         )
         try:
             chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
