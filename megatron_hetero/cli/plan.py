@@ -219,11 +219,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             schedules=arguments.schedule,
             prove=arguments.prove,
             simplest_within=_part(arguments.simplest),
-            plugin_gain=(
-                PLUGIN_GAIN
-                if arguments.plugin_gain is None
-                else _part(arguments.plugin_gain, "--plugin-gain")
-            ),
+            plugin_gain=_plugin_gain(arguments, objective.may_want_fewer(cluster)),
         )
         try:
             chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
@@ -263,6 +259,31 @@ def _strategy(name: str) -> str:
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return name
+
+
+def _plugin_gain(arguments: argparse.Namespace, has_goal: bool) -> float | None:
+    """Read `--plugin-gain`, which the usual search alone asks for.
+
+    Args:
+        has_goal: more than the step time counts.
+    Raises:
+        UsageError: it was given beside another search.
+    """
+    if arguments.plugin_gain is None:
+        return PLUGIN_GAIN
+    others = {
+        f"--strategy {arguments.strategy}": arguments.strategy != "auto",
+        "--schedule best": arguments.schedule == "best",
+        "--simplest": arguments.simplest is not None,
+        "--stock": arguments.stock,
+        "an objective or limits of money": has_goal,
+    }
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise UsageError(
+            f"--plugin-gain does not go with {' and '.join(given)}: it compares the fastest plan "
+            "of the usual search with stock Megatron's"
+        )
+    return _part(arguments.plugin_gain, "--plugin-gain")
 
 
 def _part(percent: str | None, flag: str = "--simplest") -> float | None:

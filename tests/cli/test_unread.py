@@ -44,6 +44,22 @@ def test_planning_again_has_the_fastest_ways_alone(words: list[str], capsys) -> 
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--strategy", "thorough"],
+        ["--schedule", "best"],
+        ["--simplest", "5%"],
+        ["--stock"],
+        ["--objective", "fewest-gpus", "--deadline", "9 d", "--steps", "9"],
+    ],
+)
+def test_a_gain_of_the_plug_in_is_of_the_usual_search(words: list[str], capsys) -> None:
+    words = ["plan", "--cluster", CLUSTER, "--model", MODEL, "--plugin-gain", "9%", *words]
+    assert main(words) == 2
+    assert "--plugin-gain does not go with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "names"),
     [
         (["plan.json", "--cluster", CLUSTER, "--short"], "--short does"),
