@@ -12,13 +12,18 @@ import pytest
 
 from megatron_hetero import api
 from megatron_hetero.cli.main import main
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.errors import FileFormatError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
+from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.planner import plan_and_explain, plan_cluster
+from megatron_hetero.planner.request import PLUGIN_GAIN
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs
+from tests.cost.builders import FAST, FREE, make_cluster
 from tests.runtime.workloads import plan as plan_of
 from tests.runtime.workloads import workload
 
@@ -74,6 +79,33 @@ def test_it_plans_and_simulates_as_the_verbs_do(tmp_path: Path, capsys) -> None:
     simulation = api.simulate(best, api.load_cluster(cluster))
     shown = json.loads(capsys.readouterr().out)
     assert simulation.step_time_s == pytest.approx(shown["step_time_s"], rel=1e-9)
+
+
+def test_a_plan_with_the_plug_in_gives_way_as_it_does_for_the_verb(tmp_path: Path) -> None:
+    """Tiny layers on equal GPUs: stock Megatron's best is as fast as what the search finds."""
+    cluster = make_cluster(("a", FAST, 2), ("b", FAST, 1), between=Link(2e9, 1e-5), limits=FREE)
+    flags = tmp_path / "job.flags"
+    flags.write_text(
+        "--num-layers 6 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --bf16 "
+        "--max-position-embeddings 256 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1000"
+    )
+    job = load_workload(flags, ())
+    shown, _ = plan_and_explain(cluster, job, plugin_gain=PLUGIN_GAIN)
+    assert plan_cluster(cluster, job) != shown
+    assert api.plan(cluster, flags) == shown
+
+
+def test_paths_and_lines_in_the_wrong_place_are_refused() -> None:
+    cluster = api.load_cluster(EXAMPLE / "cluster.yaml")
+    for call in (
+        lambda: api.plan("cluster.yaml", "job.sh"),  # type: ignore[arg-type]
+        lambda: api.plan(cluster, "job.sh", "--num-layers 4"),
+        lambda: api.plan(cluster, "job.sh", ["--num-layers", 4]),  # type: ignore[list-item]
+        lambda: api.simulate("plan.json", cluster),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(api.HeteroError) as caught:
+            call()
+        assert caught.value.exit_code == 2
 
 
 def test_its_errors_are_one_tree(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     check_new_folder(target, str(target))
     words = [arguments.action, str(source), str(target)]
     if arguments.action == "import":
+        if arguments.config is not None:
+            raise UsageError("--config goes with export; import reads the config.json of FROM")
         if not (source / "config.json").is_file():
             raise UsageError(f"{source}: no config.json; give the folder of a Hugging Face model")
     elif arguments.config is None or not arguments.config.is_file():

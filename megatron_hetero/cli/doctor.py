@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.unread import MEGATRON_FLAGS, refuse_unread
 from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
@@ -99,6 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+_OF_PLANS = ("plan", "cluster", "profile", MEGATRON_FLAGS, "json")
+_OF_FILES = (*_OF_PLANS, "env")
+_OF_MACHINES = (*_OF_PLANS, "on_cluster", "time_limit")
+_OF_FLEETS = ("plan", "cluster", "json")
+_OF_TRAINING = ("train", "short", "gpu", "output", "plant", "json")
+
+
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check, and print what was found."""
     # The kit brings models of its own; everything below needs a plan.
@@ -123,7 +131,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             raise UsageError(
                 "--env is for a look at the files alone; set the variable on the machine"
             )
+        refuse_unread(arguments, add_arguments, _OF_MACHINES, "--on-cluster trains nothing")
         return _run_on_cluster(plan, cluster, profile, arguments, output)
+    what = "without --on-cluster and --train the files alone are looked at"
+    refuse_unread(arguments, add_arguments, _OF_FILES, what)
     findings = check_plan_on_cluster(plan, cluster, settings, profile)
     _print(findings, f"{_size(plan)}, not at the machines (--on-cluster)", arguments.json, output)
     return 1 if has_errors(findings) else 0
@@ -131,11 +142,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _run_on_fleet(arguments: argparse.Namespace, output: Output) -> int:
     """Check a serving plan, from its files alone."""
-    if arguments.on_cluster or arguments.env or arguments.profile or arguments.megatron_args:
-        raise UsageError(
-            f"{arguments.plan} is a serving plan, of which doctor reads the files alone: leave "
-            "--on-cluster, --env, --profile and Megatron flags out"
-        )
+    what = f"{arguments.plan} is a serving plan, of which doctor reads the files alone"
+    refuse_unread(arguments, add_arguments, _OF_FLEETS, what)
     fleet = load_serving_plan(arguments.plan)
     findings = check_fleet(fleet, load_cluster(arguments.cluster))
     _print(findings, f"{len(fleet.replicas)} replicas", arguments.json, output)
@@ -148,6 +156,7 @@ def _run_training(arguments: argparse.Namespace, output: Output) -> int:
             "--train trains models of its own: give it no plan, no --cluster, no --on-cluster and "
             "no Megatron flags (`verify` trains a plan's)"
         )
+    refuse_unread(arguments, add_arguments, _OF_TRAINING, "--train trains models of its own")
     require_runtime()
     # Before Megatron, which looks for Transformer Engine once; on a GPU nothing is to be provided.
     importlib.import_module("megatron_hetero.runtime.transformer_engine.layers").provide()

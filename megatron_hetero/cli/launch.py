@@ -17,6 +17,7 @@ from megatron_hetero.cli.launch_options import (
 )
 from megatron_hetero.cli.on_loss import add_loss_arguments, replanning_of
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.unread import refuse_unread
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
 from megatron_hetero.files import make_folder, write_json, write_text
 from megatron_hetero.flags.environment import exports_left
@@ -125,6 +126,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if folder is not None:
             if arguments.plan or arguments.launcher or arguments.output:
                 raise UsageError(f"--{action} {folder} stands alone: the folder knows its job")
+            what = f"--{action} asks after a job that is there"
+            refuse_unread(arguments, add_arguments, (action, "dry_run", "json"), what)
             return _run_commands(folder, action, arguments, output)
     if arguments.dry_run:
         raise UsageError("--dry-run goes with --status, --logs or --stop; the files start nothing")

@@ -8,10 +8,12 @@ from rich import box
 from rich.table import Table
 
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.unread import MEGATRON_FLAGS
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, REMAINDER_BYTES
+from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.flags.emit import check_user_flags
 from megatron_hetero.flags.notes import unknown_words, unread_lines, unread_of_job
@@ -25,25 +27,28 @@ from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
 from megatron_hetero.report.text.words import GIB
 
 _LENGTH = 4096
-_PLANNING = ("near", "prove", "output", "profile", "simplest", "stock")
+READS = ("memory", "cluster", "without", "model", "model_env", MEGATRON_FLAGS, "json")
 
 
 def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     """Print the table.
 
     Raises:
-        UsageError: a flag that needs a plan stands beside it.
+        UsageError: `--without` has no cluster to take machines from.
     """
-    # Nothing is searched, so options of the search have nothing to change.
-    given = [name for name in _PLANNING if getattr(arguments, name)]
-    if given:
-        raise UsageError(f"--memory makes no plan, so --{given[0]} does not go with it")
+    if arguments.without and arguments.cluster is None:
+        raise UsageError("--without takes machines out of a cluster; give --cluster too")
     # GPU types of the cluster, or else the whole catalogue, and the job with assumed flags.
     limits, gpus = Limits(), [gpu_type(name) for name in gpu_type_names()]
-    cluster = None if arguments.cluster is None else load_cluster(arguments.cluster)
+    cluster = (
+        None
+        if arguments.cluster is None
+        else load_cluster(arguments.cluster).without(arguments.without)
+    )
     if cluster is not None:
         limits = cluster.limits
-        gpus = list({node.gpu_type.name: node.gpu_type for node in cluster.nodes}.values())
+        used = [node.gpu_type for node in cluster.nodes if usable_gpus(cluster, node)]
+        gpus = list({gpu.name: gpu for gpu in used}.values())
     assumed = _assumed(arguments)
     workload = load_workload(
         arguments.model,
@@ -88,7 +93,8 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         output.note(note)
     if cluster is not None:
         answer = f"holds it, for example as {own}" if own else "does not, as far as was tried"
-        output.show(f"All of {arguments.cluster}: {answer}; `plan` without --memory says more")
+        what = "What is left" if arguments.without else "All"
+        output.show(f"{what} of {arguments.cluster}: {answer}; `plan` without --memory says more")
     if unable:
         output.show(f"Cannot train in {training.precision}: {', '.join(unable)}")
     if unknown:

@@ -20,8 +20,9 @@ from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words, unread_parts
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
+from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import with_precision
-from megatron_hetero.report.text.refusals import refusal_lines
+from megatron_hetero.report.text.refusals import note_lines, refusal_lines
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.units import UnitError, parse_bandwidth
 
@@ -64,8 +65,8 @@ def check_near_arguments(arguments: argparse.Namespace) -> None:
     flag.
 
     Raises:
-        UsageError: `--prefer` or `--store-bandwidth` without `--near`; `--prove` or `--schedule
-            best` with it.
+        UsageError: `--prefer` or `--store-bandwidth` without `--near`; what only a first plan
+            has with it.
     """
     # Options of planning again mean nothing in a first plan.
     if arguments.near is None:
@@ -80,6 +81,8 @@ def check_near_arguments(arguments: argparse.Namespace) -> None:
         ("--prove", arguments.prove),
         ("--simplest", arguments.simplest is not None),
         ("--schedule best", arguments.schedule == "best"),
+        ("--plugin-gain", arguments.plugin_gain is not None),
+        (f"--objective {arguments.objective}", arguments.objective != "throughput"),
     ):
         if given:
             raise UsageError(f"{flag} does not go with --near yet: leave one of them away")
@@ -103,9 +106,12 @@ def run_near(
         if old.workload is not None and workload.training.precision == "fp32":
             # The job names none: as it was chosen for the old plan.
             workload = with_precision(workload, old.workload.training.precision)
-    # Sends as the old plan was priced, unless the user says otherwise.
-    of_old = None if old.workload is None else old.workload.training.sends
-    workload = with_sends(workload, arguments.sends or of_old)
+    # Sends and precisions of stages as in the old plan, unless the user says otherwise.
+    of_old = None if old.workload is None else old.workload.training
+    workload = with_sends(workload, arguments.sends or (None if of_old is None else of_old.sends))
+    was_mixed = of_old is not None and of_old.mixes_precisions
+    if arguments.stage_precision == "mixed" or was_mixed:
+        workload = with_mixed_precisions(workload)
     check_user_flags(workload.megatron_args)
     # Search near the old plan, and among all plans.
     start_s = time.perf_counter()
@@ -140,10 +146,11 @@ def run_near(
         summary["ways"] = _ways_data(found)
         summary["chosen"] = found.chosen
         summary["interrupted"] = found.interrupted
-        summary["notes"] = list(plan_notes(plan, workload))
+        summary["notes"] = [*plan_notes(plan, workload), *map(str, cluster.doubts)]
         output.json(summary)
         return code
-    output.show(*replanning_lines(found, old), plan_report(plan, utilization))
+    output.show(*replanning_lines(found, old), plan_report(plan, utilization), "")
+    output.show(*map(str, cluster.doubts), *note_lines(plan, workload))
     name = f"number {found.chosen + 1} of the ways above"
     if arguments.output:
         output.show(

@@ -15,6 +15,7 @@ from megatron_hetero.cli.goal import add_goal_arguments, objective_of
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_found import FoundPlan, found_summary, show_found
+from megatron_hetero.cli.unread import refuse_unread
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.work.profile import load_profile
@@ -36,7 +37,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
-from megatron_hetero.planner.request import Schedules
+from megatron_hetero.planner.request import PLUGIN_GAIN, Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import (
     HeldCluster,
     held_to_measured_sizes,
@@ -121,10 +122,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--plugin-gain",
-        default="2%",
         metavar="PERCENT",
         help="a plan that needs the plug-in and gains no more over the best of stock Megatron "
-        'gives way to it (default: "2%%"; "0%%": only to a faster one)',
+        f'gives way to it (default: "{PLUGIN_GAIN:.0%}%"; "0%%": only to a faster one)',
     )
     parser.add_argument(
         "--memory",
@@ -157,22 +157,32 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--picture draws a step of sequences, so it needs --sequences LENGTHS.TXT")
     # Memory alone needs no cluster.
     if arguments.memory and arguments.sequences is None:
-        from megatron_hetero.cli.memory import run_memory  # other questions load what is theirs
+        from megatron_hetero.cli import memory  # other questions load what is theirs
 
-        return run_memory(arguments, output)
+        # Nothing is searched, so options of the search have nothing to change.
+        refuse_unread(arguments, add_arguments, memory.READS, "--memory makes no plan")
+        return memory.run_memory(arguments, output)
     if arguments.cluster is None:
         raise UsageError(
             "--cluster CLUSTER.YAML is missing: the machines to plan for (`init` writes a "
             "starter); without one, --memory says which GPUs would hold the model"
         )
+    if arguments.sequences is not None:
+        from megatron_hetero.cli import sequences  # a third of a second
+
+        # Groups are chosen from step to step, so there is no plan to write.
+        refuse_unread(arguments, add_arguments, sequences.READS, "--sequences makes no plan.json")
     # Machines and GPUs of --without are gone from here on.
     cluster = load_cluster(arguments.cluster).without(arguments.without)
     profile = load_profile(arguments.profile) if arguments.profile else None
     if arguments.sequences is not None:
-        from megatron_hetero.cli.sequences import run_sequences  # a third of a second
-
-        return run_sequences(arguments, output, cluster, profile)
+        return sequences.run_sequences(arguments, output, cluster, profile)
     check_near_arguments(arguments)
+    if arguments.stage_precision == "mixed":
+        if arguments.strategy == STOCK:
+            raise UsageError("--stage-precision mixed: stock Megatron has one precision")
+        if arguments.shard_layers:
+            raise UsageError("--stage-precision mixed does not go with --shard-layers yet")
     # A search may take minutes, and its plan should have a place.
     if arguments.output is not None:
         check_writable(arguments.output)
@@ -187,10 +197,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     )
     check_user_flags(workload.megatron_args)
     if arguments.stage_precision == "mixed":
-        if arguments.strategy == STOCK:
-            raise UsageError("--stage-precision mixed: stock Megatron has one precision")
-        if arguments.shard_layers:
-            raise UsageError("--stage-precision mixed does not go with --shard-layers yet")
         workload = with_mixed_precisions(workload)
     objective = objective_of(arguments, workload)
     held = HeldCluster(cluster, "")
@@ -213,7 +219,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             schedules=arguments.schedule,
             prove=arguments.prove,
             simplest_within=_part(arguments.simplest),
-            plugin_gain=_part(arguments.plugin_gain, "--plugin-gain"),
+            plugin_gain=_plugin_gain(arguments, objective.may_want_fewer(cluster)),
         )
         try:
             chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
@@ -253,6 +259,31 @@ def _strategy(name: str) -> str:
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return name
+
+
+def _plugin_gain(arguments: argparse.Namespace, has_goal: bool) -> float | None:
+    """Read `--plugin-gain`, which the usual search alone asks for.
+
+    Args:
+        has_goal: more than the step time counts.
+    Raises:
+        UsageError: it was given beside another search.
+    """
+    if arguments.plugin_gain is None:
+        return PLUGIN_GAIN
+    others = {
+        f"--strategy {arguments.strategy}": arguments.strategy != "auto",
+        "--schedule best": arguments.schedule == "best",
+        "--simplest": arguments.simplest is not None,
+        "--stock": arguments.stock,
+        "an objective or limits of money": has_goal,
+    }
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise UsageError(
+            f"--plugin-gain does not go with {' and '.join(given)}: it compares the fastest plan "
+            "of the usual search with stock Megatron's"
+        )
+    return _part(arguments.plugin_gain, "--plugin-gain")
 
 
 def _part(percent: str | None, flag: str = "--simplest") -> float | None:

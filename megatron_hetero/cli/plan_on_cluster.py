@@ -73,10 +73,10 @@ def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
             f"{arguments.plan} does not say which model it is for; use "
             f"--layout '{format_layout(plan.layout)}' with --model FILE or Megatron's flags"
         )
-    if arguments.model is not None or arguments.megatron_args:
+    if arguments.model is not None or arguments.model_env or arguments.megatron_args:
         raise UsageError(
-            f"{arguments.plan} says which model it is for; --model and Megatron flags go with "
-            "--layout"
+            f"{arguments.plan} says which model it is for; --model, --model-env and Megatron flags "
+            "go with --layout"
         )
     # Figures of the file are dropped, since sends or cluster may be others now.
     plan = replace(plan, workload=with_sends(plan.workload, arguments.sends), estimates=None)

@@ -14,9 +14,10 @@ from rich.text import Text
 
 from megatron_hetero.cli.arguments import add_model_argument
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.unread import refuse_unread
 from megatron_hetero.cli.verify import require_runtime
-from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.errors import ClusterError, UsageError
+from megatron_hetero.cluster.catalogue import named_exactly
+from megatron_hetero.errors import UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.units import format_bandwidth, format_bytes, format_duration
 
@@ -101,6 +102,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--gpus {arguments.gpus}: at least 1 computes")
     if arguments.pairs and arguments.links:
         raise UsageError("--pairs and --links are two measurements; run one after the other")
+    if arguments.pairs or arguments.links:
+        kind, more = ("pairs", ()) if arguments.pairs else ("links", ("seconds",))
+        what = f"--{kind} measures paths between cards alone"
+        refuse_unread(arguments, add_arguments, (kind, *more, "cards", "gpus", "json"), what)
     if arguments.pairs:
         return _run_pairs(arguments, output)
     if arguments.links:
@@ -117,7 +122,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     require_runtime()
     command = importlib.import_module("megatron_hetero.lab.probe.command")
     probed = importlib.import_module("megatron_hetero.lab.probe.cards")
-    gpu = _catalogue_name(arguments.gpu)
+    # Plans look times up by the catalogue's name.
+    gpu = named_exactly(arguments.gpu) or arguments.gpu
     cards = probed.chosen_cards(probed.visible_cards(), gpu, arguments.cards)
     request = command.ProbeRequest(
         workload=workload,
@@ -229,15 +235,6 @@ def _run_links(arguments: argparse.Namespace, output: Output) -> int:
 
 def _mean(errors: Sequence[float]) -> float:
     return sum(map(abs, errors)) / len(errors)
-
-
-def _catalogue_name(typed: str) -> str:
-    """The catalogue's name of a GPU, by which plans look times up; else what was typed."""
-    # Plans look times up by this name.
-    try:
-        return gpu_type(typed).name
-    except ClusterError:
-        return typed
 
 
 def _lines(width: int, result: dict[str, Any] | None) -> Iterator[Text]:

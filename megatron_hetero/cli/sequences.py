@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.unread import MEGATRON_FLAGS
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UnsupportedError, UsageError
@@ -26,7 +27,10 @@ from megatron_hetero.sequences.price.modelled import EVERY, TRAINED
 from megatron_hetero.units import format_duration
 
 _NUM_STEPS = 4
-_PLANNING = ("near", "prove", "output", "simplest", "stock", "memory")
+READS = (
+    *("sequences", "picture", "cluster", "without", "profile", "model", "model_env"),
+    *(MEGATRON_FLAGS, "json"),
+)
 
 
 def run_sequences(
@@ -40,13 +44,8 @@ def run_sequences(
         cluster: the machines.
         profile: measurements; None is none.
     Raises:
-        UsageError: a flag that needs a plan stands beside it.
         InfeasiblePlanError: a sequence is longer than any group can hold.
     """
-    # Groups are chosen from step to step, so there is no plan to write.
-    given = [name for name in _PLANNING if getattr(arguments, name, None)]
-    if given:
-        raise UsageError(f"--sequences makes no plan.json, so --{given[0]} does not go with it")
     lengths = read_lengths(arguments.sequences)
     workload = load_workload(
         arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)

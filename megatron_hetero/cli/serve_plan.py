@@ -43,6 +43,7 @@ and a simulated run says what requests wait.
 With --from, the new plan is compared with the one that runs: what stays, what
 moves, and whether the reload pays until things change again."""
 TAKES_MEGATRON_FLAGS = False
+STABLE = "1 h"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the plan that runs: compare the new one with it",
     )  # fmt: skip
     parser.add_argument(
-        "--stable", default="1 h", metavar="TIME",
-        help="with --from: time until things change again (default: 1 h)",
+        "--stable", metavar="TIME",
+        help=f"with --from: time until things change again (default: {STABLE})",
     )  # fmt: skip
     parser.add_argument(
         "--load-bandwidth", metavar="BANDWIDTH",
@@ -115,9 +116,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--gap {arguments.gap} is not between 0 and 1; write 0.005 for 0.5 %")
     if arguments.budget is not None and not 0 < arguments.budget < inf:
         raise UsageError(f"--budget {arguments.budget} buys nothing; give a price above 0")
-    if arguments.load_bandwidth and arguments.running is None:
-        raise UsageError("--load-bandwidth goes with --from")
-    # Files are read before the search, so that a fault shows at once.
+    for option in ("load_bandwidth", "stable"):
+        if getattr(arguments, option) is not None and arguments.running is None:
+            raise UsageError(f"--{option.replace('_', '-')} goes with --from")
+    # Options and files are read before the search, so that a fault shows at once.
+    stable_s = parse_time_span(arguments.stable or STABLE)
+    load_bytes_per_s = (
+        parse_bandwidth(arguments.load_bandwidth) if arguments.load_bandwidth else LOAD_BYTES_PER_S
+    )
     for path in filter(None, (arguments.output, arguments.html)):
         check_writable(path)
     running = load_serving_plan(arguments.running) if arguments.running else None
@@ -143,11 +149,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     # Compare with the running fleet: its rates count for the replicas whose GPUs are still there.
     change = None
     if running is not None:
-        rate = (
-            parse_bandwidth(arguments.load_bandwidth)
-            if arguments.load_bandwidth
-            else LOAD_BYTES_PER_S
-        )
         old_rate = sum(c.rate_per_s for c in running.classes)
         new_rate = sum(c.rate_per_s for c in plan.classes)
         # GPUs that the running fleet may still use.
@@ -161,8 +162,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
         # Scales are multiples of the workload's rates, which may have changed.
         scale = running.scale * part * old_rate / new_rate
-        stable_s = parse_time_span(arguments.stable)
-        change = compare_plans(running, plan, stable_s, rate, scale)
+        change = compare_plans(running, plan, stable_s, load_bytes_per_s, scale)
     # Save the plan and answer.
     if arguments.output is not None:
         save_serving_plan(plan, arguments.output)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from megatron_hetero.errors import ModelError
+from megatron_hetero.errors import ModelError, UsageError
 from megatron_hetero.files import content_hash, read_json, read_text
 from megatron_hetero.model.arguments import (
     COMMAND_LINE,
@@ -59,6 +59,10 @@ def load_arguments(
     Raises:
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
     """
+    file = None if path is None else _with_arguments(Path(path))[0]
+    if environment and (file is None or file.is_dir() or file.suffix == ".json"):
+        what = "no script was given" if file is None else f"{file} is no script"
+        raise UsageError(f"--model-env is what a script of --model is started with, and {what}")
     # The file gives the flags, and words typed after `--` override those.
     read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path), environment or {})
     typed = group_arguments(command_line_words(megatron_args))

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_hetero.errors import ModelError
+from megatron_hetero.errors import ModelError, UsageError
+from megatron_hetero.files import near_names
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.launched import training_command
 from megatron_hetero.model.shell.children import is_script
@@ -63,6 +64,7 @@ def read_script(
     Raises:
         ModelError: the text is no script that can be followed, or has no flags.
         UnsupportedError: it trains another model than a GPT.
+        UsageError: it reads no variable of a name in `given`.
     """
     if path.suffix == ".py":
         raise ModelError(
@@ -77,6 +79,8 @@ def read_script(
     shell = _shell(path, arguments, given or {})
     run(shell, parsed_script(path, text))
     records = shell.records
+    records.texts.append(text)
+    _check_given(path, given or {}, shell)
     _note_cut_lines(shell, text)
     # The command that starts training, if there is one, has all the flags.
     launch, notes = training_command(records.started)
@@ -93,6 +97,18 @@ def read_script(
     if not words:
         raise ModelError(_nothing_found(path, shell))
     return _with_exports(shell, words, (*notes, *records.unread), ())
+
+
+def _check_given(path: Path, given: Mapping[str, str | None], shell: Shell) -> None:
+    """Refuse a variable that stands in no file that was followed; a script with parts that are not
+    read may read it there, and the libraries of a job read theirs."""
+    if shell.records.unread:
+        return
+    text = "\n".join(shell.records.texts)
+    for name in given:
+        if not OF_LIBRARIES.fullmatch(name) and not re.search(rf"\b{name}\b", text):
+            near = near_names(name, re.findall(r"\$\{?([A-Za-z_]\w*)", text))
+            raise UsageError(f"--model-env {name}: {path} reads no variable of that name{near}")
 
 
 def _note_cut_lines(shell: Shell, text: str) -> None:

@@ -87,9 +87,11 @@ def _check_schema_version(document: Document) -> None:
     one."""
     data = document.data
     if not isinstance(data, dict) or "schema_version" not in data:
+        is_serving = isinstance(data, dict) and data.get("kind") == "serving"
+        what = "a serving plan, which `launch` and `doctor` read" if is_serving else "no plan.json"
         raise PlanFormatError(
-            f"{document.locate(())}: no schema_version; this is not a plan.json. "
-            "`megatron-hetero plan` writes one."
+            f"{document.locate(())}: no schema_version; this is {what}. "
+            "`megatron-hetero plan` writes a plan of training."
         )
     # `True == 1` in Python, and a truth value is no version.
     version = data["schema_version"]

@@ -80,13 +80,10 @@ class Objective:
         return Standing(excess, self._value(num_gpus, time_s, price))
 
     def standing_of(
-        self, cluster: Cluster, num_gpus: int, step_s: float, price_per_hour: float | None
+        self, cluster: Cluster, num_gpus: int, step_s: float, price: Price | None
     ) -> Standing:
-        """Return the standing of a plan on this many GPUs, with steps of `step_s` and free
-        traffic."""
-        price = None
-        if price_per_hour is not None and self.needs_prices(cluster):
-            price = Price(price_per_hour)
+        """Return the standing of a plan on this many GPUs, with steps of `step_s` at a price."""
+        price = price if self.needs_prices(cluster) else None
         excess = max(self._excesses(cluster, step_s, price), default=0.0)
         return Standing(excess, self._value(num_gpus, step_s, price))
 

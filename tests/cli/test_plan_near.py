@@ -50,3 +50,44 @@ def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Pat
     ):
         assert main(["plan", "--cluster", str(smaller), *bad]) == 2
         assert re.search(message, capsys.readouterr().err)
+
+
+def test_planning_again_keeps_and_takes_precisions_of_stages(tmp_path: Path) -> None:
+    """V100 have no bf16: only stages in precisions of their own use one."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(
+        "version: 1\n"
+        "nodes: [{name: a, gpu: A100-80GB, count: 1}, {name: v, gpu: V100-32GB, count: 2}]\n"
+        "links: {inside_node: {V100-32GB: {bandwidth: 40 GB/s, latency: 9 us}},\n"
+        "        between_nodes: {bandwidth: 100 Gb/s, latency: 9 us}}\n"
+    )
+    again = ["plan", "--cluster", str(cluster), "--near"]
+    new = ["plan", "--cluster", str(cluster), "--model", MODEL, "-o"]
+    few, mixed = ["--", "--num-layers", "8"], ["--stage-precision", "mixed"]
+    one, both, found = (tmp_path / f"{name}.json" for name in ("one", "both", "found"))
+    assert main([*new, str(one), *few]) == 0
+    assert main([*new, str(both), *mixed, *few]) == 0
+
+    def uses_all() -> bool:
+        return not load_plan(found).idle_devices
+
+    # Asked for; and kept, though the model is read anew.
+    assert main([*again, str(one), "-o", str(found), *mixed]) == 0 and uses_all()
+    words = [*again, str(both), "-o", str(found), "--model", MODEL, *few]
+    assert main(words) == 0 and uses_all()
+    assert main([*again, str(one), "-o", str(found)]) == 0 and not uses_all()
+
+
+def test_planning_again_says_what_the_plan_changes_and_what_the_file_doubts(
+    small: tuple[Path, Path], tmp_path: Path, capsys
+) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    text = small[0].read_text()
+    cluster.write_text(text.replace("gpu: RTX-4090,", "gpu: RTX-4090, root_complex: 9 GB/s,"))
+    words = ["plan", "--cluster", str(cluster), "--near", str(small[1])]
+    assert main([*words, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert len(notes) > 1 and "root_complex: it counts between unlike cards" in notes[-1]
+    assert main(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(" ".join(note.split()) in out for note in notes)

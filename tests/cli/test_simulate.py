@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -96,3 +97,19 @@ def test_the_cluster_is_asked_for(verb: str, capsys) -> None:
         main([verb, "plan.json"])
     assert leaving.value.code == 2
     assert "--cluster" in capsys.readouterr().err
+
+
+def test_a_layout_that_does_not_fit_is_said(capsys) -> None:
+    layout, more = "tp1:1,tp1:1,tp1:1,tp1:77 @8", ("--num-layers", "80")
+    assert simulate(layout, *more) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"DOES NOT FIT: stage 3 of replica 0 lacks ([0-9.]+) GiB", words)
+    assert found is not None and words.count("DOES NOT FIT") == 1
+    assert simulate(layout, "--json", *more) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert not data["fits"]
+    last = data["stages"][-1]
+    assert last["lacking_bytes"] == last["peak_memory_bytes"] - last["capacity_bytes"]
+    assert last["lacking_bytes"] / 2**30 == pytest.approx(float(found[1]), rel=1e-2)
+    assert simulate("tp1:4,tp1:5,tp1:8,tp1:7 @8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["fits"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.errors import ModelError
+from megatron_hetero.errors import ModelError, UsageError
 from megatron_hetero.model.load import load_workload, workload_hash
 from tests.model.test_load import MINIMAL
 
@@ -108,3 +108,22 @@ def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
     assert workload_hash(load_workload(script)) == reference
     assert workload_hash(load_workload(script, ["--lr", "1"])) != reference
     assert workload_hash(load_workload(script, ["--num-layers", "5"])) != reference
+
+
+def test_a_variable_that_no_script_reads_is_refused(tmp_path: Path) -> None:
+    """A mistyped name would leave the default in its place in silence."""
+    flags = " ".join(MINIMAL).replace("--hidden-size 64", "--hidden-size ${SIZE:-64}")
+    path = _script(tmp_path, f"source ./more.sh\ntorchrun pretrain_gpt.py {flags} $MORE\n")
+    more = 'if [ "$KIND" = long ]; then MORE="--seed 5"; else MORE=; fi\n'
+    (tmp_path / "more.sh").write_text(more)
+    given: dict[str, str | None] = {"SIZE": "128", "KIND": "long", "NCCL_DEBUG": "INFO"}
+    workload = load_workload(path, environment=given)
+    assert workload.model.hidden_size == 128 and "--seed" in workload.megatron_args
+    with pytest.raises(UsageError, match=r'--model-env SISE: .* \(did you mean "SIZE"'):
+        load_workload(path, environment={"KIND": "", "SISE": "128"})
+    # A file that is not there may read it.
+    path.write_text(f"source ./absent.sh\ntorchrun pretrain_gpt.py {flags}\n")
+    assert load_workload(path, environment={"OTHER": "1"}).model.hidden_size == 64
+    for other in (None, tmp_path / "config.json", tmp_path):
+        with pytest.raises(UsageError, match="--model-env is what a script of --model"):
+            load_workload(other, environment={"SIZE": "1"})

@@ -76,7 +76,7 @@ def first_stage(data: dict[str, Any]) -> dict[str, Any]:
     [
         (lambda d: d.update(schema_version=7), "schema_version", "is 7; .* reads 1"),
         (lambda d: d.update(schema_version=True), "schema_version", "is True; .* reads 1"),
-        (lambda d: d.pop("schema_version"), None, "no schema_version; this is not a plan.json"),
+        (lambda d: d.pop("schema_version"), None, "no schema_version; this is no plan.json"),
         (lambda d: d.update(colour="red"), "colour", 'unknown key "colour"'),
         (lambda d: first_stage(d).update(layers=3), "layers", r"stages\[0\].layers: unknown key"),
         (lambda d: first_stage(d).update(first_layer="0"), "first_layer", "valid integer"),

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cluster.file.gpu_types import check_inside_links, resolve_gpu_types
-from megatron_hetero.cluster.file.islands import Island, islands_of
+from megatron_hetero.cluster.file.islands import (
+    Island,
+    islands_of,
+    root_complexes_of_one_island,
+)
 from megatron_hetero.cluster.file.limits import TENSOR_PARALLEL_CLASSES, resolve_limits
 from megatron_hetero.cluster.file.lines import capped, resolve_site_lines
 from megatron_hetero.cluster.file.links import entry_of_sites, resolve_node_links
@@ -83,7 +87,10 @@ def load_cluster(path: Path | str) -> Cluster:
     }
     # Island -> what its machine sends to others, at most.
     uplinks = {i.name: capacity_of(i.section, nics.get(i.section.name)) for i in islands}
-    doubts = nics_below_links(file.links, file.nodes, nics, references)
+    doubts = (
+        *nics_below_links(file.links, file.nodes, nics, references),
+        *root_complexes_of_one_island(islands, references),
+    )
     site_lines = resolve_site_lines(file.links, file.sites, entries, links, references)
     # Prices by the catalogue's name of a type, as nodes know it.
     gpu_prices = {gpu_types[name].name: g.price_per_hour for name, g in file.gpu_types.items()}
@@ -97,7 +104,7 @@ def load_cluster(path: Path | str) -> Cluster:
         source=str(path),
         prices_per_gb=_prices_per_gb(file, entries),
         site_lines=site_lines,
-        doubts=tuple(doubts),
+        doubts=doubts,
     )
 
 

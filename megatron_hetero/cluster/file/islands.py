@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from typing import NoReturn
 
+from megatron_hetero.cluster.doubt import Doubt
 from megatron_hetero.cluster.file.bridges import bridge_fault
 from megatron_hetero.cluster.file.links import resolve_link
 from megatron_hetero.cluster.file.references import References, listed
@@ -53,6 +54,20 @@ class _IslandCard:
     """GPU type, with the memory that `reserve` leaves."""
     entry: int
     link: LinkSection | None
+
+
+def root_complexes_of_one_island(
+    islands: Sequence[Island], references: References
+) -> Iterator[Doubt]:
+    """Yield the machines whose `root_complex` nothing counts: their cards are all alike."""
+    for island in islands:
+        if island.section.root_complex is not None and island.name == island.section.name:
+            yield Doubt(
+                references.place(("nodes", island.place, "root_complex")),
+                f"it counts between unlike cards, and all cards of {island.name} are alike and "
+                "joined alike, so it changes nothing",
+                "what a ring of several of these cards gets is `groups` of their link",
+            )
 
 
 def islands_of(

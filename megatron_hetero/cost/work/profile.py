@@ -18,6 +18,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from megatron_hetero.cluster.catalogue import named_exactly
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import PassTimes
@@ -230,7 +231,7 @@ def _at_size(series: Sequence[tuple[int, PassTimes]], size: int) -> tuple[int, P
 
 
 def load_profile(path: Path | str) -> Profile:
-    """Read profile.json.
+    """Read profile.json; GPUs are known by the catalogue's names, however the file spells them.
 
     Raises:
         FileFormatError: the file cannot be read as JSON.
@@ -242,7 +243,7 @@ def load_profile(path: Path | str) -> Profile:
     series: dict[PointKey, dict[int, PassTimes]] = {}
     for index, point in enumerate(model.points):
         key = PointKey(
-            point.gpu,
+            named_exactly(point.gpu) or point.gpu,
             point.precision,
             point.tensor_parallel,
             point.piece,
@@ -259,11 +260,14 @@ def load_profile(path: Path | str) -> Profile:
                 f"{point.micro_batch_size}); keep one of them"
             )
         by_size[point.micro_batch_size] = PassTimes(point.forward_s, point.backward_s)
+    gpus = {named_exactly(name) or name: found for name, found in model.gpus.items()}
+    if len(gpus) < len(model.gpus):
+        raise ProfileError(f"{document.locate(('gpus',))}: gpus has a GPU twice; keep one of them")
     return Profile(
         {key: tuple(sorted(by_size.items())) for key, by_size in series.items()},
         content_hash(document.data),
         dict(model.provenance),
-        gpus=dict(model.gpus),
+        gpus=gpus,
     )
 
 

@@ -225,6 +225,7 @@ def run_file(shell: Shell, path: Path, text: str) -> Status:
     own = (shell.path, shell.line_of_code, shell.where)
     shell.path, shell.line_of_code = path, ""
     shell.deeper(1)
+    shell.records.texts.append(text)
     status = Runner.run(shell, parsed_script(path, text))
     shell.deeper(-1)
     shell.path, shell.line_of_code, shell.where = own

@@ -68,7 +68,8 @@ class Records:
     """What all copies of a shell share: commands started, parts not read, and work done.
 
     `written` are names of files that the script writes, `made` those of which the text is known;
-    `following` the scripts that are followed, the one that starts the others first.
+    `following` the scripts that are followed, the one that starts the others first; `texts` is what
+    stands in all files that were followed.
     """
 
     started: list[Started] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Records:
     written: set[str] = field(default_factory=set)
     made: dict[str, Made] = field(default_factory=dict)
     following: list[Path] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     holes: list[Word] = field(default_factory=list)
     ended: str = ""
     files: int = 0

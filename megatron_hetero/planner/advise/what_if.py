@@ -15,7 +15,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.placing import placement_of
-from megatron_hetero.cost.price import price_per_hour
+from megatron_hetero.cost.price import price_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
@@ -26,6 +26,7 @@ from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.schedule.simulator.shared_paths import queued
+from megatron_hetero.units import HOUR_S
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class WhatIf:
 
     `promised_step_s`: what the first look at it says; `step_time_s`: of the plan found with it, no
     longer than that of the plan as it is; None where it promised too little to be planned.
-    `gain`: the part of the step that it saves.  `price_per_hour` is of all machines of the new
-    plan.
+    `gain`: the part of the step that it saves.  `price_per_hour` is of the new plan: of all its
+    machines, and of its traffic between sites.
     """
 
     what: str
@@ -110,11 +111,12 @@ def _planned(
     # The plan as it is stays possible, with its step or a shorter one.
     kept_s = min(own_s, _step_s(grown.costs, placement))
     if best is None or best.step_time_s >= kept_s:
-        step_s, devices = kept_s, placement.devices()
+        step_s, taken = kept_s, placement
     else:
-        step_s, devices = best.step_time_s, best.placement.devices()
-    price = price_per_hour(grown.cluster, devices)
-    return WhatIf(addition.what, promised_s, step_s, 1 - step_s / own_s, price)
+        step_s, taken = best.step_time_s, best.placement
+    price = price_of(grown.costs, taken, grown.costs.placement(taken))
+    per_hour = None if price is None else price.of_step(step_s) * HOUR_S / step_s
+    return WhatIf(addition.what, promised_s, step_s, 1 - step_s / own_s, per_hour)
 
 
 def _step_s(costs: CostModel, placement: Placement) -> float:

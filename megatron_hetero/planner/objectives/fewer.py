@@ -79,7 +79,7 @@ class _Search:
         promised = self.promise(selection)
         step_s = slack * promised.step_s
         standing = self.problem.objective.standing_of(
-            self.problem.cluster, promised.num_gpus, step_s, promised.price_per_hour
+            self.problem.cluster, promised.num_gpus, step_s, promised.price
         )
         return standing, step_s
 

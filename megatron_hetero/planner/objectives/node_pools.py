@@ -14,6 +14,7 @@ from math import inf, prod
 from megatron_hetero.bounds.chains.kinds import group_widths
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
+from megatron_hetero.cost.price import Price
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import kinds_of
 
@@ -162,11 +163,11 @@ def neighbours(pools: Sequence[NodePool], selection: Selection) -> Iterator[Sele
 
 @dataclass(frozen=True)
 class Promise:
-    """A bound on every plan on exactly these machines, by work alone."""
+    """A bound on every plan on exactly these machines, by work alone, with free traffic."""
 
     num_gpus: int
     step_s: float
-    price_per_hour: float | None
+    price: Price | None
 
 
 def work_of(problem: Problem) -> int:
@@ -185,7 +186,7 @@ def promise(problem: Problem, pools: Sequence[NodePool], selection: Selection) -
     return Promise(
         sum(selection),
         max(way_s, work_of(problem) / layers_per_s),
-        sum(known) if len(known) == len(prices) else None,
+        Price(sum(known)) if len(known) == len(prices) else None,
     )
 
 

@@ -111,7 +111,7 @@ def _value(problem: Problem, promised: Promise) -> float | None:
     """Return what the objective makes small, of a selection used whole; None if it breaks a
     limit."""
     standing: Standing = problem.objective.standing_of(
-        problem.cluster, promised.num_gpus, promised.step_s, promised.price_per_hour
+        problem.cluster, promised.num_gpus, promised.step_s, promised.price
     )
     if standing.excess > ROUNDING:
         return None

@@ -13,6 +13,8 @@ from megatron_hetero.cost.memory.holdings import (
     parts_of_plan,
 )
 from megatron_hetero.cost.movement import Movement, Mover, surviving
+from megatron_hetero.cost.placing import placement_of
+from megatron_hetero.cost.price import price_of
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
@@ -150,11 +152,11 @@ class Continuations:
         estimates, objective = plan.estimates, self.problem.objective
         if estimates is None:
             return False
+        costs, cluster = self.problem.costs, self.problem.cluster
+        placement = placement_of(plan, cluster)
+        price = price_of(costs, placement, costs.placement(placement))
         standing = objective.standing_of(
-            self.problem.cluster,
-            plan.layout.num_devices,
-            estimates.step_time_s,
-            estimates.price_per_hour,
+            cluster, plan.layout.num_devices, estimates.step_time_s, price
         )
         return standing.excess == 0.0
 

@@ -59,6 +59,11 @@ class StageTimeline:
         """Return the same without what is left free."""
         return self.peak_memory_bytes - self.reserve_bytes
 
+    @property
+    def lacking_bytes(self) -> int:
+        """Return the bytes that the fullest GPU lacks, with the reserve; 0 where the stage fits."""
+        return max(0, self.peak_memory_bytes - self.capacity_bytes)
+
 
 @dataclass(frozen=True)
 class LinkTimeline:

@@ -43,6 +43,14 @@ def load_serving_plan(path: Path | str) -> ServingPlan:
         PlanFormatError: it breaks the schema or an invariant of plans.
     """
     document = read_json(path)
+    data = document.data
+    if not isinstance(data, dict) or "kind" not in data:
+        of_training = isinstance(data, dict) and "schema_version" in data
+        found = "a plan of training" if of_training else "no plan"
+        raise PlanFormatError(
+            f"{document.locate(())}: this is {found}; a serving plan is what `megatron-hetero "
+            "serve-plan` writes."
+        )
     plan = validate_document(document, _FleetPlan, PlanFormatError).plan
     check_plan(plan, str(path))
     return plan

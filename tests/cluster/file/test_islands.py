@@ -234,3 +234,30 @@ def test_islands_are_the_coarsest_classes_of_cards_that_are_alike(
             one, other = cluster.device_by_name[f"a:{a}"], cluster.device_by_name[f"a:{b}"]
             assert cluster.link(one, other).bytes_per_s == speed(a, b)
             assert cluster.gpu_type(one).name == types[a]
+
+
+@pytest.mark.parametrize(
+    ("cards", "is_counted"),
+    [
+        ("gpu: L4, count: 4", False),
+        ("gpus: [{type: L4, count: 2}, {type: L4, count: 2}]", False),
+        ("gpus: [{type: L4, count: 2}, {type: A40, count: 2}]", True),
+        (
+            "gpu: A40, count: 4, pairs: [{cards: [0, 1], bandwidth: 50 GB/s, latency: 6 us}]",
+            True,
+        ),
+    ],
+)
+def test_a_root_complex_that_nothing_counts_is_said_with_its_place(
+    cards: str, is_counted: bool, tmp_path: Path
+) -> None:
+    cluster = load(
+        tmp_path,
+        f"version: 1\nnodes:\n- {{name: a, {cards}, root_complex: 1 GB/s,\n"
+        "   link: {bandwidth: 9 GB/s, latency: 9 us}}\n",
+    )
+    assert len(cluster.doubts) == (not is_counted)
+    if not is_counted:
+        assert "cluster.yaml:3: nodes[0].root_complex: it counts between unlike" in str(
+            cluster.doubts[0]
+        )

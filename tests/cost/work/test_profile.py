@@ -179,5 +179,24 @@ def test_a_point_measured_twice_is_refused(tmp_path: Path) -> None:
         load_profile(write(tmp_path / "profile.json", point(), point()))
 
 
+def test_a_gpu_is_known_by_any_of_its_spellings(tmp_path: Path) -> None:
+    """As in cluster.yaml: a profile written by hand has the driver's name of a card."""
+    found = {
+        load_profile(
+            write(tmp_path / "p.json", point(gpu=name), gpus={name: {"launch_s": 1e-5}})
+        ).gpus.get("RTX-3090")
+        for name in ("RTX-3090", "NVIDIA GeForce RTX 3090", "rtx3090")
+    }
+    assert found == {MeasuredType(launch_s=1e-5)}
+    spelled = write(tmp_path / "p.json", point(gpu="NVIDIA GeForce RTX 3090"))
+    assert [key.gpu_name for key in load_profile(spelled).points] == ["RTX-3090"]
+    twice = [point(gpu="RTX-3090"), point(gpu="rtx3090")]
+    with pytest.raises(ProfileError, match="repeats a measurement"):
+        load_profile(write(tmp_path / "p.json", *twice))
+    gpus = {"RTX-3090": {"launch_s": 1e-5}, "rtx3090": {"launch_s": 2e-5}}
+    with pytest.raises(ProfileError, match="gpus has a GPU twice"):
+        load_profile(write(tmp_path / "p.json", point(), gpus=gpus))
+
+
 def test_the_schema_names_the_points() -> None:
     assert "points" in profile_json_schema()["properties"]  # type: ignore[operator]

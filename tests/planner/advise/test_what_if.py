@@ -74,6 +74,21 @@ def test_figures_are_of_plans_made_with_the_addition() -> None:
     assert times == sorted(times)
 
 
+def test_an_hour_of_a_plan_pays_for_traffic_too() -> None:
+    cluster = make_cluster(("a", FAST, 1), ("b", SLOW, 1), sites=["west", "east"])
+    nodes = tuple(replace(node, price_per_hour=1.0) for node in cluster.nodes)
+    prices = {("west", "east"): 1e-3, ("east", "west"): 1e-3}
+    cluster = replace(cluster, nodes=nodes, prices_per_gb=prices)
+    workload = make_workload(num_layers=5, global_batch_size=4)
+    found = what_to_add(plan_cluster(cluster, workload, bounded=False), cluster, num_planned=1)[0]
+    grown = {g.what: g.cluster for g in additions(make_problem(cluster, workload))}[found.what]
+    estimates = plan_cluster(grown, workload, bounded=False).estimates
+    assert estimates is not None and estimates.traffic_price_per_hour
+    assert estimates.price_per_hour is not None
+    hour = estimates.price_per_hour + estimates.traffic_price_per_hour
+    assert found.price_per_hour == pytest.approx(hour)
+
+
 @settings(max_examples=8, deadline=None)
 @given(clusters(max_gpus=4), workloads(max_layers=5, max_micro_batches=4))
 def test_no_addition_makes_a_plan_worse(cluster: Cluster, workload: Workload) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.price import Price
 from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.objectives.node_pools import (
     NodePool,
@@ -132,12 +133,12 @@ def test_a_promise_by_hand() -> None:
     pools = [replace(p, layer_gpu_s=s, least_layer_s=s) for p, s in
              zip(node_pools(problem), (1.0, 3.0), strict=True)]  # fmt: skip
     both = promise(problem, pools, (2, 3))
-    assert (both.num_gpus, both.price_per_hour) == (5, 2.5)
+    assert (both.num_gpus, both.price) == (5, Price(2.5))
     assert both.step_s == pytest.approx(12 / (2 / 1.0 + 3 / 3.0))
     slow = promise(problem, pools, (0, 8))
     assert slow.step_s == pytest.approx(9.0)  # three layers of three seconds each, one by one
     unpriced = [replace(p, nodes=pool(4, 4).nodes) for p in pools]
-    assert promise(problem, unpriced, (1, 1)).price_per_hour is None
+    assert promise(problem, unpriced, (1, 1)).price is None
 
 
 @settings(max_examples=15)

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.holdings import held_bytes
 from megatron_hetero.cost.movement import Movement
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.place import place_in_order
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.evaluate.rescore import Rescorer
@@ -120,6 +123,22 @@ def test_candidates_that_break_limits_are_left_out() -> None:
     assert found.add(board.nearest) is None
     found.add_kept()
     assert found.found == []
+
+
+def test_the_old_plan_pays_its_traffic_from_the_budget_too() -> None:
+    """Machines that cost next to nothing, and bytes between their sites that cost a fortune."""
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2), sites=["west", "east"])
+    nodes = tuple(replace(node, price_per_hour=1e-9) for node in cluster.nodes)
+    free = replace(cluster, nodes=nodes)
+    dear = replace(free, prices_per_gb={("west", "east"): 1e3, ("east", "west"): 1e3})
+    # A pipeline over both sites, made where traffic is free.
+    old = place_in_order(
+        replace(plan_from_layout(parse_layout("tp2:3,tp2:3 @8"), WORKLOAD), workload=WORKLOAD), free
+    )
+    for priced, kept in ((free, 1), (dear, 0)):
+        found, _ = continuations(old, priced, Objective("throughput", 1, budget=1e-6))
+        found.add_kept()
+        assert len(found.found) == kept
 
 
 def test_stock_alone_wants_stock_alone() -> None:

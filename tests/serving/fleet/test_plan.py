@@ -10,6 +10,9 @@ import pytest
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.serving.fleet.file import load_serving_plan
 from tests.serving.route.plans import two_replicas
 
@@ -41,3 +44,17 @@ def test_unsound_names_are_refused(
     assert main(["launch", str(path), "--for", "ssh", "-o", str(tmp_path / "fleet")]) == 4
     assert "allowed" in (said := capsys.readouterr().err) or "machine:index" in said
     assert not (tmp_path / "fleet").exists()
+
+
+def test_plans_of_training_and_of_serving_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training, serving = tmp_path / "plan.json", two_replicas(tmp_path / "serve.json")
+    save_plan(plan_from_layout(parse_layout("tp1:3 @2")), training)
+    assert main(["route", str(training), "--replica", "a=http://x"]) == 4
+    assert "this is a plan of training; a serving plan is what" in capsys.readouterr().err
+    assert main(["explain", str(serving)]) == 4
+    assert "this is a serving plan, which `launch` and `doctor` read" in capsys.readouterr().err
+    training.write_text("[]")
+    with pytest.raises(PlanFormatError, match="this is no plan"):
+        load_serving_plan(training)

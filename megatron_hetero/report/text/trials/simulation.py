@@ -43,6 +43,7 @@ def simulation_to_data(simulation: StepSimulation) -> dict[str, Any]:
         "gradient_sync_s": simulation.gradient_sync_s,
         "weight_sync_s": simulation.weight_sync_s,
         "bubble": simulation.bubble,
+        "fits": not any(stage.lacking_bytes for stage in simulation.timelines),
         "sends": simulation.sends,
         "measured": simulation.measured,
         "peak_memory_bytes": simulation.peak_memory_bytes,
@@ -86,6 +87,7 @@ def stage_to_data(stage: StageTimeline) -> dict[str, Any]:
         "peak_in_flight": stage.peak_in_flight,
         "peak_memory_bytes": stage.peak_memory_bytes,
         "capacity_bytes": stage.capacity_bytes,
+        "lacking_bytes": stage.lacking_bytes,
         "memory": [list(entry) for entry in stage.memory],
         "operations": [operation._asdict() for operation in stage.operations],
     }
@@ -109,6 +111,13 @@ def _step(simulation: StepSimulation, utilization: Utilization | None) -> Iterat
     if utilization is not None:
         yield "utilization", utilization_words(utilization)
     yield "idle", f"{simulation.bubble:.1%} of all GPUs' time"
+    for stage in simulation.timelines:
+        if stage.lacking_bytes:
+            yield (
+                "memory",
+                f"DOES NOT FIT: stage {stage.stage} of replica {stage.replica} lacks "
+                f"{format_bytes(stage.lacking_bytes)} on its fullest GPU, with the reserve",
+            )
     if simulation.sends == "waited":
         yield "sends", "stock Megatron runs this plan; it waits until a sent tensor has arrived"
     if simulation.sends == "rendezvous":
