@@ -93,6 +93,10 @@ def test_a_plan_with_the_plug_in_gives_way_as_it_does_for_the_verb(tmp_path: Pat
     shown, _ = plan_and_explain(cluster, job, plugin_gain=PLUGIN_GAIN)
     assert plan_cluster(cluster, job) != shown
     assert api.plan(cluster, flags) == shown
+    # More effort never gives a slower plan.
+    longer, _ = plan_and_explain(cluster, job, strategy="thorough", plugin_gain=PLUGIN_GAIN)
+    assert longer.estimates is not None and shown.estimates is not None
+    assert longer.estimates.step_time_s <= shown.estimates.step_time_s
 
 
 def test_paths_and_lines_in_the_wrong_place_are_refused() -> None:

@@ -37,7 +37,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
-from megatron_hetero.planner.request import PLUGIN_GAIN, Schedules
+from megatron_hetero.planner.request import PLUGIN_GAIN, USUAL, Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import (
     HeldCluster,
     held_to_measured_sizes,
@@ -272,7 +272,7 @@ def _plugin_gain(arguments: argparse.Namespace, has_goal: bool) -> float | None:
     if arguments.plugin_gain is None:
         return PLUGIN_GAIN
     others = {
-        f"--strategy {arguments.strategy}": arguments.strategy != "auto",
+        f"--strategy {arguments.strategy}": arguments.strategy not in USUAL,
         "--schedule best": arguments.schedule == "best",
         "--simplest": arguments.simplest is not None,
         "--stock": arguments.stock,

@@ -15,7 +15,7 @@ from megatron_hetero.planner.answer.searched import searched
 from megatron_hetero.planner.evaluate.scoreboard import Progress
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.request import Schedules, checked
+from megatron_hetero.planner.request import USUAL, Schedules, checked
 from megatron_hetero.planner.restrictions.one_library import for_each_library
 
 
@@ -98,6 +98,6 @@ def plan_and_explain(
         schedules, strategy, prove, simplest_within,
     )  # fmt: skip
     # Only the usual search may give way to flags: what was asked for by name stays.
-    is_usual = strategy == "auto" and schedules == "counts" and simplest_within is None
+    is_usual = strategy in USUAL and schedules == "counts" and simplest_within is None
     gain = plugin_gain if is_usual else None
     return explained(problem, progress, strategy, schedules, prove, simplest_within, gain)

@@ -11,6 +11,8 @@ from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock_strategy import STOCK, check_stock_objective
 
 Schedules = Literal["counts", "best"]
+USUAL = frozenset({"auto", "thorough"})
+"""Strategies that look for the fastest plan of all, which may be stock Megatron's."""
 PLUGIN_GAIN = 0.02
 """Part of a step: a plan with the plug-in that gains no more gives way to stock Megatron's best,
 unless a user says otherwise."""

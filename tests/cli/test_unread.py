@@ -46,7 +46,7 @@ def test_planning_again_has_the_fastest_ways_alone(words: list[str], capsys) -> 
 @pytest.mark.parametrize(
     "words",
     [
-        ["--strategy", "thorough"],
+        ["--strategy", "columns"],
         ["--schedule", "best"],
         ["--simplest", "5%"],
         ["--stock"],
