@@ -7,8 +7,8 @@ from html import escape
 
 from megatron_hetero import __version__
 from megatron_hetero.flags.needed import missing_in_job, missing_line
+from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Estimates
 from megatron_hetero.planner.advise.alternatives import Alternative
 from megatron_hetero.planner.advise.explain import HiddenHop
 from megatron_hetero.report.content import Content
