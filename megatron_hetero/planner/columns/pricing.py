@@ -28,8 +28,9 @@ from megatron_hetero.planner.columns.bundle_paths import (
     Ints,
     Shorts,
 )
-from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import Kind, NodeBlock, blocks_of
+from megatron_hetero.planner.units import Unit
 from megatron_hetero.rounding import ROUNDING
 
 _NUM_PERIODS = 20

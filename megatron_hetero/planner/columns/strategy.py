@@ -29,10 +29,11 @@ from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.seeds.settings import chosen_settings, search_under
 from megatron_hetero.planner.shapes.kinds import Kind, kinds_of, ladder, powers_of_two
 from megatron_hetero.planner.strategy import SEED_WORK
+from megatron_hetero.planner.units import Chain
 
 _MAX_SECANTS = 6
 _MAX_WHOLE_EFFORTS = 8

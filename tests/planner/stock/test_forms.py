@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.limits import Limits
-from megatron_hetero.planner.problem import Unit, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.forms import contexts
 from megatron_hetero.planner.stock.grids import StockRanks
+from megatron_hetero.planner.units import Unit
 from tests.cost.builders import FAST, make_cluster, make_workload
 
 
