@@ -214,7 +214,7 @@ def _site_choices(sites: Sequence[Site]) -> Iterator[list[Site]]:
 def _strength(site: Site) -> float:
     table = site.bundles.table
     return sum(
-        len(kind.nodes) * kind.num_gpus / min(w * table.times_s(index, w)[1] for w in kind.widths)
+        len(kind.nodes) * kind.num_gpus / table.gpu_layer_s(index)
         for index, kind in zip(site.bundles.kinds, site.kinds, strict=True)
     )
 
