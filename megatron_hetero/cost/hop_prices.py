@@ -17,7 +17,7 @@ from megatron_hetero.cost.work.pieces import activation_bytes
 from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
-class HopPrices(Variants):
+class BoundaryPrices(Variants):
     """Prices of a boundary between two groups of GPUs; `UnitPrices` adds those of the groups."""
 
     def _forget(self) -> None:

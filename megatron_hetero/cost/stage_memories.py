@@ -14,7 +14,7 @@ from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.unit_prices import UnitPrices
 
 
-class StageMemories(UnitPrices):
+class MemoryPrices(UnitPrices):
     """Memories of stages; `StagePrices` adds their seconds."""
 
     def _of_stage(self, replica: PlacedReplica, index: int) -> Self:

@@ -14,7 +14,7 @@ from megatron_hetero.cost.network.ring import RingHop, ring
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Sharding
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.stage_memories import StageMemories
+from megatron_hetero.cost.stage_memories import MemoryPrices
 from megatron_hetero.cost.step_cost import StageCost
 from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
@@ -27,7 +27,7 @@ _MOST_RINGS = 32
 """Rings that are kept: as many as a plan has stages, about."""
 
 
-class StagePrices(StageMemories):
+class StagePrices(MemoryPrices):
     """Prices of stages in their own settings, cached; `CostModel` makes replicas of them."""
 
     def __init__(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from megatron_hetero.cluster.nodes import Device, Node
-from megatron_hetero.cost.hop_prices import HopPrices
+from megatron_hetero.cost.hop_prices import BoundaryPrices
 from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, inward_communicators, kept_free
 from megatron_hetero.cost.memory.stage import StageMemory, least_memory, with_in_flight
@@ -19,7 +19,7 @@ from megatron_hetero.cost.work.pieces import PieceTimes, least_pieces, price_gro
 from megatron_hetero.model.blocks import padded_vocab_size
 
 
-class UnitPrices(HopPrices):
+class UnitPrices(BoundaryPrices):
     """Prices of a group and of a GPU's memory beside those of a boundary; `CostModel` adds the
     prices up.
 

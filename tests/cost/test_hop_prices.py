@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import Device
-from megatron_hetero.cost.hop_prices import HopPrices
+from megatron_hetero.cost.hop_prices import BoundaryPrices
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
@@ -22,8 +22,8 @@ def devices(name: str, *indices: int) -> tuple[Device, ...]:
     return tuple(Device(name, i) for i in indices)
 
 
-def prices() -> HopPrices:
-    return HopPrices(CLUSTER, WORKLOAD)
+def prices() -> BoundaryPrices:
+    return BoundaryPrices(CLUSTER, WORKLOAD)
 
 
 def test_like_boundaries_are_priced_once() -> None:
@@ -43,7 +43,7 @@ def test_sends_keep_no_stage_from_computing() -> None:
     groups = [devices("a", 0), devices("b", 0), devices("b", 1)]
     assert prices().send_loads_s(groups) == (0.0, 0.0, 0.0)
 
-    class Loaded(HopPrices):
+    class Loaded(BoundaryPrices):
         """Prices under which each boundary takes 1 s of the sender and 2 s of the receiver."""
 
         def hop_loads_s(self, senders: object, receivers: object) -> tuple[float, float]:
