@@ -33,11 +33,11 @@ from product_tables import (
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cost.work.calibration import (
-    DEFAULT,
     Calibration,
     product_flops_per_s,
     shipped_calibration,
 )
+from megatron_hetero.cost.work.fused_attention import DEFAULT
 from megatron_hetero.cost.work.products import (
     GemmEfficiency,
     GroupedCall,

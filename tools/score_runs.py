@@ -32,8 +32,8 @@ from megatron_hetero.errors import FileFormatError, HeteroError, UsageError
 from megatron_hetero.files import read_yaml, validate_document
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.file import load_plan
-from megatron_hetero.plan.plan import Estimates
 from megatron_hetero.schedule.estimate import estimate_plan
 
 _Seconds = Annotated[float, Field(gt=0, le=1e5)]

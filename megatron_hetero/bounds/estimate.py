@@ -22,7 +22,8 @@ from megatron_hetero.cost.price import Price, price_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import BoundFaultWarning, UsageError
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, TrafficEstimate
+from megatron_hetero.plan.estimates import DeviceEstimate, Estimates, TrafficEstimate
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.rounding import at_most
 from megatron_hetero.units import HOUR_S, MILLION
 

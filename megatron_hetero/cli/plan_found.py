@@ -20,7 +20,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.planner.faster_flags import faster_flags
 from megatron_hetero.planner.stock_strategy import STOCK
-from megatron_hetero.report.text.explanation import comparison_lines, refused_lines
+from megatron_hetero.report.text.comparison import comparison_lines, refused_lines
 from megatron_hetero.report.text.faster_flags import faster_flag_lines
 from megatron_hetero.report.text.outcome import outcome_lines
 from megatron_hetero.report.text.refusals import note_lines, refusal_lines

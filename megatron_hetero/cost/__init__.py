@@ -9,7 +9,9 @@ causes       what a stage's time is spent on
 step_cost    what a placement costs: stages, replicas, the step
 pipeline     seconds of a 1F1B pipeline
 stage_prices prices of a stage in its own settings
-unit_prices  prices of pieces, memories and hops
+stage_memories memory of each GPU of a stage
+unit_prices  prices of pieces and memories
+hop_prices   prices of stage boundaries
 variants     the price lists of a job under other settings of single stages
 choices      settings that plans may choose for themselves
 widths       usable GPUs and tensor-parallel widths of a node

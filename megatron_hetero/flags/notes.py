@@ -8,7 +8,8 @@ from megatron_hetero.flags.environment import exports_left, job_settings, script
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.flags.unpriced import unpriced_words
-from megatron_hetero.model.spec import Unread, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.unread import Unread
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import recompute
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from megatron_hetero.errors import ModelError, UsageError
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.shell.values import Word
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.model.unread import Unread
 
 COMMAND_LINE = "command line"
 

@@ -12,7 +12,7 @@ from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.model.arguments import COMMAND_LINE, Argument, JobText
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.shell.values import Word
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.model.unread import Unread
 
 # Counts and sizes fit into 32 bits; anything larger is a slip of the keyboard.
 MAX_SIZE = 1 << 31

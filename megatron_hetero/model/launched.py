@@ -11,7 +11,7 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.shell.held import Started
 from megatron_hetero.model.shell.values import Word
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.model.unread import Unread
 
 _ENDS = frozenset({"&&", "||", ";", "|", "|&", "&", ">", ">>", "2>&1", "&>"})
 _OF_MODELS = frozenset({"--num-layers", "--hidden-size", "--num-attention-heads"})

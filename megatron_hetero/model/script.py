@@ -21,7 +21,7 @@ from megatron_hetero.model.shell.fields import split
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.values import Word, file_name
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.model.unread import Unread
 
 OF_LIBRARIES = re.compile(
     "(NCCL|RCCL|GLOO|TORCH_NCCL|TORCH_GLOO|NVTE|UCX|FI|OMP|CUDA|PYTORCH|HSA|HIP)_[A-Z0-9_]+"

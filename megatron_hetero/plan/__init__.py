@@ -1,6 +1,7 @@
 """The contract between planner and runtime: the frozen `Plan`.
 
 plan           `Plan`, `Layout` and their parts
+estimates      the planner's predictions, as a plan carries them
 file           plan.json
 layout         the one-line form
 build          plans from layouts and from replicas on devices

@@ -9,8 +9,9 @@ from typing import Any
 
 from megatron_hetero.plan.checks.violation import layer_range, stage_name
 from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
+from megatron_hetero.plan.plan import Layout, Plan, Replica, Stage
 from megatron_hetero.units import format_bytes, format_duration
 
 MEMORY = "memory in use"

@@ -3,6 +3,7 @@
 found             the best of a search, or the error that says why there is nothing
 api               from a cluster and a workload to a plan
 answer            the candidate asked for, as a plan, and why it is good
+units             GPUs that hold a stage, and chains and structures of them
 problem           what is searched: usable devices, in an order that no file changes
 portfolio         the strategies of a search, and their order
 strategy          the interface of every strategy

@@ -14,7 +14,7 @@ from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.loop import PART, Loop, SearchLimits
-from megatron_hetero.planner.problem import Structure, chains_of
+from megatron_hetero.planner.units import Structure, chains_of
 
 MAX_GRIDS = 64
 """Grids of equal replicas that such a search starts from."""

@@ -16,8 +16,9 @@ from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.beside import MAX_GRIDS, Beside
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.problem import Chain, Structure, Unit, equal_units
+from megatron_hetero.planner.problem import equal_units
 from megatron_hetero.planner.seeds.symmetric import grids
+from megatron_hetero.planner.units import Chain, Structure, Unit
 
 _POOLS = 3
 """Pools of each type that are combined with those of the others."""

@@ -20,7 +20,7 @@ from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.objective import Standing
-from megatron_hetero.planner.problem import Structure
+from megatron_hetero.planner.units import Structure
 from megatron_hetero.rounding import ranked
 
 MAX_ESTIMATED = 400

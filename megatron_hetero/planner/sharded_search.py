@@ -11,10 +11,10 @@ from itertools import islice
 from megatron_hetero.planner.beside import MAX_GRIDS, Beside
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.loop import SearchLimits
-from megatron_hetero.planner.problem import keep_step
 from megatron_hetero.planner.seeds.first_fit import FirstFit
 from megatron_hetero.planner.seeds.symmetric import grids
 from megatron_hetero.planner.structure_search import StructureSearch
+from megatron_hetero.planner.units import keep_step
 
 
 class ShardedSearch:

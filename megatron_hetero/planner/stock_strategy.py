@@ -11,7 +11,8 @@ from dataclasses import replace
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.plan.estimates import Estimates
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.alternatives import by_hand_alternatives
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
 from megatron_hetero.planner.evaluate.candidate import Candidate

@@ -28,9 +28,9 @@ from megatron_hetero.planner.loop import MAX_ESTIMATED, PART, Descent, Loop, Sea
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.moves.unlike_groups import in_unlike_parts, joined
 from megatron_hetero.planner.oracle.structures import all_structures
-from megatron_hetero.planner.problem import Structure, chains_of, layers_of
 from megatron_hetero.planner.seeds.divided import divided_structures
 from megatron_hetero.planner.seeds.starts import promising
+from megatron_hetero.planner.units import Structure, chains_of, layers_of
 
 _FEW_DIVIDED = 32
 """Structures with divided sequences that are completed, if another structure fits."""

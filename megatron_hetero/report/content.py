@@ -10,7 +10,8 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import megatron_args, render_bash
 from megatron_hetero.flags.launch import NodeLaunch, node_launches
-from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.plan.estimates import Estimates
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.explain import Explanation, explain_plan
 from megatron_hetero.planner.portfolio import strategies_of
 from megatron_hetero.report.what_if import Variation, variations

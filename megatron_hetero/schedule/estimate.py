@@ -13,7 +13,8 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.plan.estimates import Estimates
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.simulator.shared_paths import num_messages, queued
 from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 from megatron_hetero.schedule.simulator.timelines import StageTimeline

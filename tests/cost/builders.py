@@ -16,8 +16,9 @@ from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.plan.plan import Plan
 
 GIB = 1 << 30
 

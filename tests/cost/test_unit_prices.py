@@ -1,24 +1,15 @@
-"""Prices of groups, memories and boundaries, and that like is priced once."""
+"""Prices of groups and memories, and that like is priced once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import Device
-from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.unit_prices import UnitPrices
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 CLUSTER = make_cluster(("a", FAST, 4), ("b", SLOW, 4), between=Link(1e9, 1e-3))
 WORKLOAD = make_workload(num_layers=4, global_batch_size=8, seq_length=1024)
-SHARDED = replace(WORKLOAD, training=replace(WORKLOAD.training, use_distributed_optimizer=True))
-ACTIVATION = 1024 * 512 * 2
 
 
 def devices(name: str, *indices: int) -> tuple[Device, ...]:
@@ -29,12 +20,11 @@ def prices(workload: object = WORKLOAD) -> UnitPrices:
     return UnitPrices(CLUSTER, workload)  # type: ignore[arg-type]
 
 
-def test_like_groups_and_boundaries_are_priced_once() -> None:
+def test_like_groups_are_priced_once() -> None:
     own = prices()
     assert own.group_pieces(devices("a", 0, 1), None, 1024) is own.group_pieces(
         devices("a", 2, 3), None, 1024
     )
-    assert own.hop(devices("a", 0), devices("b", 0)) is own.hop(devices("a", 3), devices("b", 2))
     node = CLUSTER.nodes[0]
     memory = own.memory(node, 1, True, False, 2, 1024)
     assert own.memory(node, 1, True, False, 2, 1024) is memory
@@ -69,40 +59,3 @@ def test_rows_are_padded_for_all_widths() -> None:
     assert own.vocab_rows([1]) == 1024
     assert own.vocab_rows([2, 3]) == 1536
     assert own.vocab_rows([4]) == 1024
-
-
-def test_hops_by_hand() -> None:
-    hop = prices().hop(devices("a", 0), devices("b", 0))
-    assert hop.serialisation_s == pytest.approx(ACTIVATION / 1e9)
-    assert hop.latency_s == pytest.approx(1e-3)
-    stage = PlacedStage(devices("a", 0), 2), PlacedStage(devices("b", 0), 2)
-    assert prices().stage_hop(*stage) == hop
-
-
-def test_sends_keep_no_stage_from_computing() -> None:
-    groups = [devices("a", 0), devices("b", 0), devices("b", 1)]
-    assert prices().send_loads_s(groups) == (0.0, 0.0, 0.0)
-
-    class Loaded(UnitPrices):
-        """Prices under which each boundary takes 1 s of the sender and 2 s of the receiver."""
-
-        def hop_loads_s(self, senders: object, receivers: object) -> tuple[float, float]:
-            return 1.0, 2.0
-
-    assert Loaded(CLUSTER, WORKLOAD).send_loads_s(groups) == (1.0, 3.0, 2.0)
-    assert Loaded(CLUSTER, WORKLOAD).send_loads_s(groups[:1]) == (0.0,)
-
-
-@given(st.lists(st.floats(1e-4, 1e-2), min_size=3, max_size=3))
-def test_quick_times_by_hand(times_s: list[float]) -> None:
-    groups = [devices("a", 0), devices("a", 1), devices("b", 0)]
-    own = prices()
-    inside, far = 2 * (ACTIVATION / 100e9 + 3e-6), 2 * (ACTIVATION / 1e9 + 1e-3)
-    fill_s, period_s = own.quick_times_s(times_s, groups)
-    assert fill_s == pytest.approx(sum(times_s) + inside + far)
-    expected = steady_period_s(times_s, [inside, far], ACTIVATION / 1e9)
-    assert period_s == pytest.approx(expected)
-
-
-def test_one_stage_has_no_hops() -> None:
-    assert prices().quick_times_s([2.0], [devices("a", 0)]) == (2.0, 2.0)

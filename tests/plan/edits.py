@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_hetero.plan.build import canonical_hosts, in_rank_order
-from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, ReplicaShape, StageShape
+from megatron_hetero.plan.estimates import DeviceEstimate, Estimates
+from megatron_hetero.plan.plan import Plan, ReplicaShape, StageShape
 from tests.plan.strategies import GIB, MODEL, RTX_4090, cluster_of, node, place, workload
 
 CLUSTER = cluster_of(node("a", 4), node("b", 3, RTX_4090))

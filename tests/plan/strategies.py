@@ -11,15 +11,8 @@ from megatron_hetero.cluster.nodes import GpuType, Node
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import canonical_hosts, in_rank_order, replica_from_shape
-from megatron_hetero.plan.plan import (
-    DeviceEstimate,
-    Estimates,
-    Layout,
-    Plan,
-    Replica,
-    ReplicaShape,
-    StageShape,
-)
+from megatron_hetero.plan.estimates import DeviceEstimate, Estimates
+from megatron_hetero.plan.plan import Layout, Plan, Replica, ReplicaShape, StageShape
 
 GIB = 2**30
 LINK = Link(1e9, 1e-5)

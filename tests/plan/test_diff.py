@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.diff import Difference, diff_plans
+from megatron_hetero.plan.estimates import DeviceEstimate
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import DeviceEstimate, Plan
+from megatron_hetero.plan.plan import Plan
 from tests.plan.edits import (
     PLAN,
     with_estimates,

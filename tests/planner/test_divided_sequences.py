@@ -26,14 +26,8 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import arranged
 from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
-from megatron_hetero.planner.problem import (
-    Chain,
-    Problem,
-    Unit,
-    divides,
-    joined_units,
-    make_problem,
-)
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Chain, Unit, divides, joined_units
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases

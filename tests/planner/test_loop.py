@@ -9,8 +9,9 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.loop import Climber, Descent, Loop, SearchLimits
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Problem, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
+from megatron_hetero.planner.units import chains_of
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 

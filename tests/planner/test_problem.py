@@ -7,23 +7,14 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from megatron_hetero.cluster.limits import Limits
-from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.objective import Objective
-from megatron_hetero.planner.problem import (
-    Unit,
-    canonical_cluster,
-    chains_of,
-    make_problem,
-    unit_of,
-)
+from megatron_hetero.planner.problem import canonical_cluster, make_problem
 from megatron_hetero.planner.seeds.divided import divided_structures
+from megatron_hetero.planner.units import Unit
 from tests.cost.builders import AS_GIVEN, FAST, OLD, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=12, micro_batch_size=2)
@@ -97,25 +88,6 @@ def test_without_pins_any_chain_up_to_the_layers_is_allowed() -> None:
     units = [Unit("a", (i,)) for i in range(4)] + [Unit("b", (i,)) for i in range(3)]
     assert problem.chain_is_allowed(tuple(units[:6]))
     assert not problem.chain_is_allowed(tuple(units))  # seven stages of six layers
-
-
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-def test_chains_of_a_placement_are_its_devices(widths: list[int]) -> None:
-    start, stages = 0, []
-    for width in widths:
-        devices = tuple(Device("a", start + i) for i in range(width))
-        stages.append(PlacedStage(devices, 1))
-        start += width
-    placement = Placement((PlacedReplica(tuple(stages), 1),))
-    (chain,) = chains_of(placement)
-    assert [unit.width for unit in chain] == widths
-    assert [device for unit in chain for device in unit.devices] == list(placement.devices())
-    assert [unit_of(stage) for stage in stages] == list(chain)
-
-
-def test_units_sort_by_node_and_place() -> None:
-    units = [Unit("b", (0,)), Unit("a", (1,)), Unit("a", (0, 1)), Unit("a", (0,))]
-    assert sorted(units) == [Unit("a", (0,)), Unit("a", (0, 1)), Unit("a", (1,)), Unit("b", (0,))]
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:

@@ -13,9 +13,10 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.loop import Descent, SearchLimits
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import chains_of, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.planner.structure_search import StructureSearch
+from megatron_hetero.planner.units import chains_of
 from tests.planner.strategies import cases, clusters, workloads
 
 ANYTHING = clusters(max_gpus=5)

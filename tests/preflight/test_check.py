@@ -15,7 +15,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.lab.kit.orders import with_interleaving
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.model.unread import Unread
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan

@@ -6,7 +6,8 @@ import pytest
 
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Unit
 from tools.bench.search.planners import CASES
 from tools.referees.cases import load_case
 

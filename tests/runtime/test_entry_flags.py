@@ -13,7 +13,7 @@ from megatron_hetero.errors import HeteroError, UnsupportedError
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import world
-from megatron_hetero.runtime.job.arguments import rank_arguments
+from megatron_hetero.runtime.job.rank_arguments import rank_arguments
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import plan
 

@@ -9,8 +9,7 @@ where the job uses them: the scores under flash attention, the inner tensors of 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
@@ -47,20 +46,6 @@ def layer_activation_bytes(
     return whole + kept + attention(model, training, share, flash, recompute)
 
 
-def mlp_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Count the bytes that the MLP of one layer, or its experts, keep for backward; the norm before
-    it is not counted."""
-    if not model.num_experts:
-        return (
-            share.num_tokens(model, training)
-            * training.element_bytes
-            * _kept_by_mlp(model, training, share)
-        )
-    # Routed experts, and beside them the expert of all tokens.
-    kept = _kept_by_experts(model, training, share)
-    return kept + _kept_by_shared_expert(model, training, share)
-
-
 def score_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
     """Return the bytes of one tensor of attention scores; none where attention stores no scores."""
     if not share.stores_scores(training, flash):
@@ -69,39 +54,6 @@ def score_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fl
     num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
     scores = share.num_tokens(model, training) * num_heads * model.seq_length
     return scores * training.element_bytes
-
-
-def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Count the elements kept for each token: input of the activation and of the second product.
-
-    torch's own operations keep a gated unit's activated half and a copy of the other one as well
-    (Megatron adds an offset to it).
-    """
-    columns = share.mlp_columns
-    if not model.gated_mlp:
-        return 2 * columns
-    return 3 * columns if training.fused_activation else 5 * columns
-
-
-def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Count the bytes kept, with tokens spread evenly over the experts.
-
-    For each token and each of its experts: the input of the first product, which is a copy of its
-    own, whole on every member; what an MLP keeps; its inner product before it is weighted, unless
-    that is one kernel with the activation; the weight, and the place it came from, there and back.
-    Of the router: its choice, and the scores for the losses of balance and of size, on or not.
-    """
-    element = training.element_bytes
-    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
-    # The router's choice and its weights, and in fp32 all scores, once for each of two losses.
-    chosen, scores = 8 + 4, 2 * 4
-    router = own_tokens * (model.moe_router_topk * chosen + model.num_experts * scores + 4)
-    router += tokens * model.num_experts  # who got which token
-    unweighted = 0 if training.fused_activation and model.gated_mlp else share.mlp_columns
-    elements = model.hidden_size + _kept_by_mlp(model, training, share) + unweighted + 1
-    # Tokens that come to this member's experts; two 8-byte numbers a token say where it lies.
-    here = int(share.routed_tokens(model, training))
-    return here * (elements * element + 2 * 8) + router
 
 
 def _kept_by_attention(
@@ -158,20 +110,6 @@ def _kept_by_attention(
     scores = tokens * num_heads * model.seq_length
     # The softmax; with dropout what it leaves, and its mask.
     return kept + scores * (2 * element + 1 if training.attention_dropout else element)
-
-
-def _kept_by_shared_expert(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Count the bytes kept by the expert that every token passes through."""
-    columns = share.shared_columns
-    if not columns:
-        return 0
-    element = training.element_bytes
-    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
-    # As an MLP of its own columns; its gate keeps the input and one value of each token.
-    kept = tokens * element * _kept_by_mlp(model, training, replace(share, mlp_columns=columns))
-    if model.moe_shared_expert_gate:
-        kept += own_tokens * element * (model.hidden_size + 1)
-    return kept
 
 
 def _kept_by_latent_attention(

@@ -16,7 +16,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 class StageMemory:
     """Bytes on one device of a stage: `base_bytes` without any layer, and what each layer adds.
 
-    Both are split by cause; keys are those of `plan.DeviceEstimate.parts_bytes`.  Of a model with
+    Both are split by cause; keys are those of `DeviceEstimate.parts_bytes`.  Of a model with
     layers of unlike kinds, `per_layer` is of no lighter layers than a quarter of the model in a row
     has on average, and `kinds` has the memory of each kind (`with_layers`).
 

@@ -6,11 +6,8 @@ in fp32 run it, and jobs in 16 bits that have no fused softmax of Apex.
 
 from __future__ import annotations
 
-from megatron_hetero.cost.memory.activations import (
-    layer_activation_bytes,
-    mlp_activation_bytes,
-    score_bytes,
-)
+from megatron_hetero.cost.memory.activations import layer_activation_bytes, score_bytes
+from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 

@@ -2,7 +2,7 @@
 
 gradients  the exchange between replicas, and of tied embeddings
 groups     runs of layers with the same holders
-runs       their exchanges, as far as rooms do not count
+runs       their exchanges and the prices of these, as far as rooms do not count
 buckets    gradients that travel together
 room       memory for those that are under way
 sharded    what exchanges of sharded layers add to passes

@@ -11,7 +11,6 @@ pass, from tables of its kernels; a type without one takes the median of those p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -21,12 +20,11 @@ from typing import Any, NamedTuple
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cost.work.fused_attention import DEFAULT, AttentionEfficiency, FusedAttention
 from megatron_hetero.cost.work.products import NO_GROUPED, GemmEfficiency, GroupedCall
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
 from megatron_hetero.model.spec import Fp8Recipe, Precision
-
-DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -35,56 +33,6 @@ class ScoreTraffic:
 
     forward: float
     backward: float
-
-
-@dataclass(frozen=True)
-class AttentionEfficiency:
-    """Parts of the rate of large products that fused attention reaches in either pass."""
-
-    forward: float
-    backward: float
-
-
-@dataclass(frozen=True)
-class FusedAttention:
-    """What kernels of causal fused attention reach.
-
-    `by_type`: on long sequences, by GPU type and head size; `extra_tokens`: what a kernel computes
-    besides, by pass, as if every sequence were so many tokens longer: blocks that the diagonal
-    cuts, and the beginning and the end, when few blocks are left for many multiprocessors;
-    `call_s`: fixed seconds of a call, by pass.
-    """
-
-    by_type: Mapping[str, Mapping[int, AttentionEfficiency]]
-    extra_tokens: Mapping[str, float]
-    call_s: Mapping[str, float]
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> FusedAttention:
-        """Read the part of `calibration.json` that is called `attention`."""
-        return cls(
-            {
-                gpu: {
-                    int(size): AttentionEfficiency(part["forward"], part["backward"])
-                    for size, part in by_size.items()
-                }
-                for gpu, by_size in data["part_of_products"].items()
-            },
-            dict(data["extra_tokens"]),
-            dict(data["call_s"]),
-        )
-
-    def reached(self, gpu: str, head_size: int, seq_length: int) -> AttentionEfficiency:
-        """Return the efficiency of a GPU type on sequences of some length, with the table's nearest
-        head size, or the medians' for a type without a table."""
-        # Head sizes are compared by their ratio.
-        by_size = self.by_type.get(gpu, self.by_type[DEFAULT])
-        part = by_size[min(by_size, key=lambda size: abs(math.log(size / head_size)))]
-        # A short sequence computes relatively more of what a kernel does besides.
-        return AttentionEfficiency(
-            part.forward / (1 + self.extra_tokens["forward"] / seq_length),
-            part.backward / (1 + self.extra_tokens["backward"] / seq_length),
-        )
 
 
 class _Kin(NamedTuple):

@@ -32,10 +32,11 @@ from megatron_hetero.lab.probe.command import ProbeRequest, probe
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.estimates import DeviceEstimate
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.place import place_in_order
-from megatron_hetero.plan.plan import DeviceEstimate, Plan
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.arguments import HeteroArguments

@@ -100,7 +100,7 @@ class LiveBytes:
             del self._kept[storage]
 
     def save(self, path: Path) -> None:
-        """Write bytes by part, under the names of `plan.DeviceEstimate.parts_bytes`."""
+        """Write bytes by part, under the names of `DeviceEstimate.parts_bytes`."""
         self._hooks.__exit__(None, None, None)
         parameters = self._parameters()
         gradients = [p.main_grad for p in parameters if p.main_grad is not None]

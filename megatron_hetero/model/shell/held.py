@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.values import Word, same
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.model.unread import Unread
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -17,7 +17,7 @@ from megatron_hetero.errors import ModelError
 from megatron_hetero.model.shell.held import Definition, Hidden, Records, Variable
 from megatron_hetero.model.shell.tree import FIRST_HOLE, LAST_HOLE, MAX_DEPTH
 from megatron_hetero.model.shell.values import Word, assigned, opaque, unknown
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.model.unread import Unread
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -257,5 +257,5 @@ class Shell:
         return name in OF_BASH
 
     def note(self, name: str, reason: str) -> None:
-        """Remember a part that is not read (`model.spec.Unread`)."""
+        """Remember a part that is not read (`model.unread.Unread`)."""
         self.records.unread.append(Unread(name, self.where, reason))

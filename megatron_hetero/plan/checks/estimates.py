@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 
 from megatron_hetero.plan.checks.violation import Violation, stages
-from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.plan.estimates import Estimates
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.rounding import at_most
 from megatron_hetero.units import format_bytes
 

@@ -13,7 +13,8 @@ from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.fine import insertions
-from megatron_hetero.planner.problem import Problem, Unit, chains_of
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Unit, chains_of
 from megatron_hetero.units import format_duration
 
 _MAX_WORK = 400_000

@@ -11,5 +11,6 @@ bundle_shapes    plain bundles, made without prices, and the chains of a bundle
 pricing          the best bundles for given prices of nodes
 packing          packing in fractions, a linear programme with few rows
 site_mixes       the bundles of each of several sites
+choice_prices    prices of choices among them, the most promising first
 shortest_paths   orders of a few places with the least time between neighbours
 """

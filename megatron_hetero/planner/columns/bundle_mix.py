@@ -202,10 +202,7 @@ class PoolBundles(PoolNodes):
         """Guess before any bundle is known: a node's share of layers, were there no fill."""
         values = {}
         for kind in self.kinds:
-            per_layer_s = min(
-                width * self.table.times_s(kind, width)[1]
-                for width in self.table.kinds[kind].widths
-            )
+            per_layer_s = self.table.gpu_layer_s(kind)
             gpus = self.table.kinds[kind].num_gpus
             # Half of it: at too high a value no bundle would be worth its nodes.
             values[kind] = step_s * gpus / per_layer_s / self.table.problem.num_layers / 2

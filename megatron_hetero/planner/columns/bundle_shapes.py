@@ -7,9 +7,10 @@ from itertools import product
 
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import NodeBlock, cut, ladder
 from megatron_hetero.planner.shapes.order import some_orders
+from megatron_hetero.planner.units import Chain, Unit
 
 
 def plain_shapes(

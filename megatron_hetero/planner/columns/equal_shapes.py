@@ -53,9 +53,7 @@ def equal_shapes(
         num_kinds: looked at together.
     """
     speed = {
-        kind: capacity[kind]
-        * table.kinds[kind].num_gpus
-        / min(w * table.times_s(kind, w)[1] for w in table.kinds[kind].widths)
+        kind: capacity[kind] * table.kinds[kind].num_gpus / table.gpu_layer_s(kind)
         for kind in {block.kind for block in pricer.blocks}
     }
     kinds = sorted(speed, key=lambda kind: (-speed[kind], kind))[: MAX_KINDS + 1]
@@ -63,12 +61,11 @@ def equal_shapes(
     for of in combinations(sorted(kinds), min(len(kinds), num_kinds)):
         if len(of) > 1:
             found += _Orders(table, pricer, of, capacity, num_likely).shapes()
-    # Of equally soon ones those with the first blocks, by their words, each written once.
-    words = {block: repr(block) for block in pricer.blocks}
 
     def soonest(entry: tuple[float, BundleShape]) -> tuple[float, list[str]]:
+        # Of equally soon ones those with the first blocks, by their words.
         seconds, shape = entry
-        return seconds, [words[block] for block in shape.blocks]
+        return seconds, [pricer.words[block] for block in shape.blocks]
 
     return list(dict.fromkeys(shape for _, shape in sorted(found, key=soonest)))
 

@@ -13,7 +13,7 @@ from megatron_hetero.planner.columns.packing import Floats
 from megatron_hetero.planner.columns.pricing import BundleShape, StageTable
 from megatron_hetero.planner.completion.filled import placed_replica
 from megatron_hetero.planner.completion.own_flags import OwnFlags
-from megatron_hetero.planner.problem import Chain, Unit
+from megatron_hetero.planner.units import Chain, Unit
 
 
 class PoolNodes:

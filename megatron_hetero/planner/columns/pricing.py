@@ -28,8 +28,9 @@ from megatron_hetero.planner.columns.bundle_paths import (
     Ints,
     Shorts,
 )
-from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import Kind, NodeBlock, blocks_of
+from megatron_hetero.planner.units import Unit
 from megatron_hetero.rounding import ROUNDING
 
 _NUM_PERIODS = 20
@@ -134,6 +135,10 @@ class StageTable:
             self._fitting[key] = np.array(rows)
         return self._fitting[key]
 
+    def gpu_layer_s(self, kind: int) -> float:
+        """Return the least GPU-seconds of a layer on this kind."""
+        return min(w * self.times_s(kind, w)[1] for w in self.kinds[kind].widths)
+
     def hop_s(self, sender: int, receiver: int) -> float:
         """Return seconds there and back between nodes of two kinds (two nodes of a single kind if
         possible)."""
@@ -234,6 +239,7 @@ class BundlePricer:
             for block in blocks_of([table.kinds[k] for k in kinds], num_replicas)
             if len(block.widths) <= min(max_node_layers, self.max_stages)
         )
+        self.words = {block: repr(block) for block in self.blocks}
         self.max_node_layers = max_node_layers
 
     @cached_property

@@ -16,7 +16,8 @@ from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.completion.tables import Tables
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.division.layers import minimax
-from megatron_hetero.planner.problem import Chain, Problem, Structure, keep_step
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Structure, keep_step
 
 
 class Completer(PipelineCompleter):

@@ -17,7 +17,7 @@ from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.division.layers import minimax
-from megatron_hetero.planner.problem import Chain, Structure
+from megatron_hetero.planner.units import Chain, Structure
 
 if TYPE_CHECKING:
     from megatron_hetero.planner.completion.completer import Completer

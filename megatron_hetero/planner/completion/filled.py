@@ -20,7 +20,7 @@ from megatron_hetero.kernels import KERNELS
 from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.division.layers import minimax
-from megatron_hetero.planner.problem import Chain, Structure
+from megatron_hetero.planner.units import Chain, Structure
 
 _HALVINGS = 10
 """Halvings of the interval of a pipeline's least time."""

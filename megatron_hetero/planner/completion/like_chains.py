@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Unit
 
 
 @dataclass(slots=True)

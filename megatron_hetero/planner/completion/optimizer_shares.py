@@ -18,7 +18,7 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.placing import with_optimizer_shares
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.tables import NO_STATES, Tables
-from megatron_hetero.planner.problem import Structure
+from megatron_hetero.planner.units import Structure
 
 if TYPE_CHECKING:
     from megatron_hetero.planner.completion.completer import Completer

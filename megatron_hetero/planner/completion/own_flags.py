@@ -14,7 +14,8 @@ from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.completion.tables import Tables
 from megatron_hetero.planner.division.layers import split_layers
-from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain
 
 
 class OwnFlags:

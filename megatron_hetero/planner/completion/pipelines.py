@@ -17,7 +17,8 @@ from megatron_hetero.planner.completion.stage_options import StageOptions, Stage
 from megatron_hetero.planner.completion.tables import Key, Option, Options, Tables, holders_of
 from megatron_hetero.planner.division.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.division.layers import minimax
-from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 

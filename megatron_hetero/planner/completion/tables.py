@@ -13,7 +13,7 @@ from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions
-from megatron_hetero.planner.problem import Chain, Unit, divides
+from megatron_hetero.planner.units import Chain, Unit, divides
 
 Option = tuple[tuple[StageOption, ...], tuple[float, ...]]
 """Options of a stage by layers, and their seconds."""

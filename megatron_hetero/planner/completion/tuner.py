@@ -16,7 +16,7 @@ from megatron_hetero.planner.completion.pipelines import PipelineCompleter
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.tables import Options, Tables
 from megatron_hetero.planner.division.counts import other_counts
-from megatron_hetero.planner.problem import Chain
+from megatron_hetero.planner.units import Chain
 
 _WORTH = 1 - 2e-4
 """A step must bring the pipeline's time below this part of it."""

@@ -18,8 +18,8 @@ from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.objective import Standing
-from megatron_hetero.planner.problem import Chain, Structure
 from megatron_hetero.planner.shapes.kinds import kinds_of
+from megatron_hetero.planner.units import Chain, Structure
 from megatron_hetero.rounding import ranked
 
 _TUNING, THOROUGH = 30_000, 300_000

@@ -17,7 +17,8 @@ from megatron_hetero.cost.parameters import further_params, layer_params
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.kernels import KERNELS
 from megatron_hetero.planner.completion.filled import Completion
-from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Unit, divides
 
 _Holders = tuple[int, ...]
 """Numbers of units (`Tails._numbered`) that hold the same layers."""

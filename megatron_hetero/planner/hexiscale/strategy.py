@@ -24,7 +24,8 @@ from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.hexiscale.graph import Chunk, HexiScaleGraph
 from megatron_hetero.planner.hexiscale.partition import partition
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Unit
 
 _MAX_GROUPS = 3
 """Parts of a pipeline; the released search draws one to three."""

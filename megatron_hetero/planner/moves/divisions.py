@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from megatron_hetero.planner.moves.idle_groups import Idle, Scope, with_stage
 from megatron_hetero.planner.moves.places import Change, PairChange, ReplicaPlaces
-from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, joined_units
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Structure, Unit, joined_units
 
 
 def regroup(replica: ReplicaPlaces) -> Iterator[Change]:

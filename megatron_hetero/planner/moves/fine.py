@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.problem import Chain, Unit
+from megatron_hetero.planner.units import Chain, Unit
 
 
 def fine_moves(placement: Placement) -> Iterator[Placement]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.moves.places import ReplicaPlaces
-from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Structure, Unit
 
 Idle = Mapping[str, tuple[int, ...]]
 """GPUs of each node that no stage has, ascending."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megatron_hetero.planner.problem import Structure, Unit
+from megatron_hetero.planner.units import Structure, Unit
 
 
 def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:

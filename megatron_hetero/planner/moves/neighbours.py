@@ -28,7 +28,8 @@ from megatron_hetero.planner.moves.idle_groups import (
 from megatron_hetero.planner.moves.one_replica import cut, drop, join, shift, split
 from megatron_hetero.planner.moves.places import Change, PairChange, ReplicaPlaces
 from megatron_hetero.planner.moves.two_replicas import exchange, give
-from megatron_hetero.planner.problem import Chain, Problem, Structure, divides
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Structure, divides
 
 Shape = Callable[[Chain], Hashable]
 IN_ONE: tuple[Callable[[ReplicaPlaces], Iterator[Change]], ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.planner.moves.places import Change, ReplicaPlaces
-from megatron_hetero.planner.problem import Chain, Structure, Unit
+from megatron_hetero.planner.units import Chain, Structure, Unit
 
 
 def drop(replica: ReplicaPlaces) -> Iterator[Change]:

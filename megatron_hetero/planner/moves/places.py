@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Structure, Unit
 
 Change = Callable[[Chain], Structure | None]
 """The replicas in the place of a replica; None if the change is impossible."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from megatron_hetero.planner.moves.places import PairChange, ReplicaPlaces, are_equal
-from megatron_hetero.planner.problem import Chain, Structure
+from megatron_hetero.planner.units import Chain, Structure
 
 
 def exchange(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:

@@ -20,7 +20,8 @@ from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import FINEST, GroupShares, Shares
-from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, equal_units, unit_on
+from megatron_hetero.planner.problem import Problem, equal_units
+from megatron_hetero.planner.units import Chain, Structure, Unit, unit_on
 
 _LONGEST = 4
 """Stages that are joined at most."""

@@ -18,7 +18,8 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.filled import placed_replica
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
-from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain
 from megatron_hetero.rounding import ROUNDING
 
 Kinds = tuple[tuple[str, int], ...]

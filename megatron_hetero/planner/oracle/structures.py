@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Unit
 
 Kind = tuple[tuple[tuple[str, int], ...], int]
 """A unit up to the choice among a node's equal GPUs: groups on each node, and their width."""

@@ -15,8 +15,9 @@ from itertools import islice, product
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.completion.own_flags import OwnFlags
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import cut
+from megatron_hetero.planner.units import Chain, Unit
 
 Piece = tuple[Unit, int]
 """A stage: its GPUs and its number of layers."""

@@ -15,9 +15,10 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.order import Orderer
 from megatron_hetero.planner.strategy import SEED_WORK
+from megatron_hetero.planner.units import Chain, Unit
 
 _MAX_WIDTH_CHOICES = 2000
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import nsmallest
 
-from megatron_hetero.planner.problem import Problem, Structure, Unit, equal_units, joined_units
+from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.seeds.symmetric import node_groups
+from megatron_hetero.planner.units import Structure, Unit, joined_units
 
 
 def divided_structures(problem: Problem, below_s: float, most: int) -> list[Structure]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.neighbours import neighbours
-from megatron_hetero.planner.problem import Structure, chains_of
+from megatron_hetero.planner.units import Structure, chains_of
 
 
 class MoreRoom:

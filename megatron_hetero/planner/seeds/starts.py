@@ -10,8 +10,8 @@ from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.like_groups import lengthwise
-from megatron_hetero.planner.problem import Chain, Unit, chains_of
 from megatron_hetero.planner.shapes.crowding import busiest_s
+from megatron_hetero.planner.units import Chain, Unit, chains_of
 from megatron_hetero.rounding import ranked
 
 

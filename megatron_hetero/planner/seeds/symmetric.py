@@ -14,9 +14,10 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.filled import placed_replica
 from megatron_hetero.planner.division.layers import split_layers
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
+from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.shapes.order import some_orders
 from megatron_hetero.planner.strategy import SEED_WORK
+from megatron_hetero.planner.units import Chain, Unit
 
 
 class Symmetric:

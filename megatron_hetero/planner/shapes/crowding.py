@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cost.network.lines import line_seconds
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Unit
 
 Path = NodePair | str
 """Pair of nodes, or the name of a line shared by several pairs."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 
 from megatron_hetero.planner.completion.own_flags import OwnFlags
-from megatron_hetero.planner.problem import Chain, Unit
+from megatron_hetero.planner.units import Chain, Unit
 
 _MAX_PERMUTED = 3
 """So few things are put in all orders: 6."""

@@ -18,7 +18,7 @@ from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.problem import Problem, Unit, equal_units
+from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.forms import groups_fit_grid
@@ -26,6 +26,7 @@ from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
+from megatron_hetero.planner.units import Unit
 from megatron_hetero.rounding import at_most, below
 
 _MOST_CASES = 40

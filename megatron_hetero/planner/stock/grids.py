@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.hashed import value
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Unit
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 from megatron_hetero.planner.stock.links import StageLinks, stage_links
+from megatron_hetero.planner.units import Unit
 
 _SHIFT = 1 << 20
 """Above all numbers of kinds, of groups and of classes of links."""

@@ -11,9 +11,10 @@ from dataclasses import replace
 from itertools import permutations
 
 from megatron_hetero.cluster.nodes import Node
-from megatron_hetero.planner.problem import Problem, Unit, equal_units
+from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
+from megatron_hetero.planner.units import Unit
 
 MAX_ORDERS = 20_000
 """Orders of nodes and amounts that are tried.  Beyond the limit every node gives all GPUs, and

@@ -13,8 +13,8 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.evaluate.written import plan_inputs, with_dispatcher
-from megatron_hetero.planner.problem import Chain
 from megatron_hetero.planner.stock.case import StockCase
+from megatron_hetero.planner.units import Chain
 from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.interleaved import interleaved
 

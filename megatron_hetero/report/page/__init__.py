@@ -1,6 +1,7 @@
 """One self-contained HTML page about a plan: figures as inline SVG, no network, light and dark.
 
 document     the page
+frame        what all pages share: the document, headings, wide figures
 serving      the page of a serving plan
 heading      title and tiles
 figure       shapes that all figures are made of

@@ -7,8 +7,8 @@ from html import escape
 
 from megatron_hetero import __version__
 from megatron_hetero.flags.needed import missing_in_job, missing_line
+from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Estimates
 from megatron_hetero.planner.advise.alternatives import Alternative
 from megatron_hetero.planner.advise.explain import HiddenHop
 from megatron_hetero.report.content import Content
@@ -22,7 +22,8 @@ from megatron_hetero.report.page.bars import (
 )
 from megatron_hetero.report.page.cluster_map import cluster_map
 from megatron_hetero.report.page.exchange_tree import exchange_tree
-from megatron_hetero.report.page.figure import Figure, asset, style
+from megatron_hetero.report.page.figure import Figure
+from megatron_hetero.report.page.frame import framed, scrolled, section
 from megatron_hetero.report.page.heading import heading, model_name
 from megatron_hetero.report.page.pipelines import pipelines
 from megatron_hetero.report.page.timeline import close_up, timeline
@@ -76,37 +77,6 @@ def page(content: Content) -> str:
         )
     )
     return framed(f"Plan for {model_name(content)}", body)
-
-
-def framed(title: str, body: str) -> str:
-    """Return a whole document with the styles and the script of pages inside.
-
-    Args:
-        title: of the document, as plain text.
-        body: HTML of the document.
-    """
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
-        f"<title>{escape(title)}</title>\n<style>\n{style()}{asset('page.css')}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n<script>\n{asset('page.js')}</script>\n</body>\n</html>\n"
-    )
-
-
-def section(title: str, hint: str) -> str:
-    """Return a heading, with a line below that says what the section shows."""
-    return f'<h2>{escape(title)}</h2>\n<p class="hint">{escape(hint)}</p>'
-
-
-def scrolled(figure: Figure) -> str:
-    """Return a figure that narrow screens move sideways."""
-    # Smaller than that its words could not be read; on a narrow screen it is moved sideways.
-    return (
-        '<p class="wide">the figure is wider than the screen: move it sideways &rarr;</p>'
-        f'<div class="scroll" tabindex="0">{figure.inline()}</div>'
-    )
 
 
 def _where(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.plan.plan import Estimates, Plan, Replica
+from megatron_hetero.plan.estimates import Estimates
+from megatron_hetero.plan.plan import Plan, Replica
 from megatron_hetero.report.page.cluster_map import NUM_COLORS, stage_class
 from megatron_hetero.report.page.figure import (
     PAGE_WIDTH,

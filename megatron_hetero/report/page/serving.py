@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from megatron_hetero.report.page.document import framed, scrolled, section
 from megatron_hetero.report.page.figure import (
     PAGE_WIDTH,
     Figure,
@@ -17,6 +16,7 @@ from megatron_hetero.report.page.figure import (
     text,
     ticks,
 )
+from megatron_hetero.report.page.frame import framed, scrolled, section
 from megatron_hetero.report.text.serving import price_lines
 from megatron_hetero.serving.fleet.plan import ServingPlan
 from megatron_hetero.serving.fleet.story import MINUTE_S, FleetStory

@@ -3,6 +3,7 @@
 terminal      a plan
 stage_tables  its tables of stages; rows that are alike are folded
 explanation   the causes of a plan's step time
+comparison    the plan beside others
 outcome       days and money of a whole run
 ranks         the process of each place of the plan
 communicators  how many a GPU is in, and their buffers

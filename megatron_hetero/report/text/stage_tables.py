@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_hetero.plan.chunks import layer_ranges
+from megatron_hetero.plan.estimates import DeviceEstimate, Estimates
 from megatron_hetero.plan.in_flight import num_in_flight
-from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
+from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.report.text.words import GIB, MIN_ALIKE, count, devices_by_node, ranges
 from megatron_hetero.units import format_duration
 

@@ -16,8 +16,9 @@ from rich.text import Text
 from megatron_hetero.cost.utilization import MFU_MEANS, Utilization
 from megatron_hetero.cost.work.calibration import shipped_calibration
 from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.estimates import Estimates, TrafficEstimate
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Estimates, Plan, TrafficEstimate
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.restrictions.mixture import mixture_words
 from megatron_hetero.report.text.stage_tables import replica_tables
 from megatron_hetero.report.text.words import count, devices_by_node, folded_layout

@@ -9,7 +9,8 @@ flags_on_plan  flags of such a job, parsed and checked
 flexible_sequences  a job that deals documents to groups of GPUs at each step
 attachments   additions of such a job to Megatron, in order
 stock         a job that stock Megatron runs alone
-arguments     our flags, and the flags that Megatron sees on each rank
+arguments     our flags, and the plan that they ask for
+rank_arguments  the flags that Megatron sees on each rank
 workload      the workload that parsed flags describe
 agreement     everything that ranks must have in common
 meeting       the meeting of all ranks, before any group: all start alike, or none starts

@@ -15,19 +15,12 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.sharding.expert_groups import expert_group_of
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.running import explained, saves_on_sigterm, start_watch
-from megatron_hetero.runtime.job.arguments import (
-    HeteroArguments,
-    shuffles_data,
-)
+from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.flags_on_plan import FlagsOnPlan, optimizer_weights
 from megatron_hetero.runtime.job.meeting import MEETING
-from megatron_hetero.runtime.job.stock import (
-    Step,
-    configured,
-    ended,
-    with_layer_spec,
-)
+from megatron_hetero.runtime.job.rank_arguments import shuffles_data
+from megatron_hetero.runtime.job.stock import Step, configured, ended, with_layer_spec
 from megatron_hetero.runtime.job.world import World, join
 from megatron_hetero.runtime.model import precision
 

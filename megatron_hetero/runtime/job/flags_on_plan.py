@@ -22,8 +22,9 @@ from megatron_hetero.runtime.batches import (
     with_micro_batch_sizes,
     with_micro_batches,
 )
-from megatron_hetero.runtime.job.arguments import (
-    HeteroArguments,
+from megatron_hetero.runtime.job.arguments import HeteroArguments
+from megatron_hetero.runtime.job.checks import machine, support
+from megatron_hetero.runtime.job.rank_arguments import (
     follow_job,
     follow_stage,
     given_number,
@@ -32,7 +33,6 @@ from megatron_hetero.runtime.job.arguments import (
     virtual_world,
     vocab_divisor,
 )
-from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.stock import Step, check_checkpoint, needs_of, parsed
 from megatron_hetero.runtime.job.workload import workload_of
 from megatron_hetero.runtime.job.world import World

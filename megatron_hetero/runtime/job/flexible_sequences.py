@@ -23,9 +23,10 @@ from megatron_hetero.flags.support.rules import refuse
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.arguments import HeteroArguments, given_plan, shuffles_data
+from megatron_hetero.runtime.job.arguments import HeteroArguments, given_plan
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
 from megatron_hetero.runtime.job.checks.flexible_sequences import ADDED, REFUSED, check_words
+from megatron_hetero.runtime.job.rank_arguments import shuffles_data
 from megatron_hetero.runtime.job.stock import Step
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.sequences.job_plan import job_groups, job_plan

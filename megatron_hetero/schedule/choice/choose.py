@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,7 +15,8 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.in_flight import num_in_flight
-from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
+from megatron_hetero.plan.plan import Plan, Replica, ScheduleName
+from megatron_hetero.schedule.choice.in_turn import in_turn
 from megatron_hetero.schedule.choice.ruled_out import why_not_in_chunks, why_not_split
 from megatron_hetero.schedule.of_plan import check_schedules, with_schedule
 from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
@@ -160,7 +161,7 @@ class _Maker:
                 if least < num_chunks:
                     held = f"replica {r} has a stage of {least} layers for {num_chunks} chunks"
                     return ScheduledPlan("interleaved", None, held=held)
-                replica = _in_turn(replica, num_chunks)
+                replica = in_turn(replica, num_chunks)
             replicas.append(replica)
         return self.candidate("interleaved", replace(self.plan, replicas=tuple(replicas)))
 
@@ -284,32 +285,3 @@ class _Maker:
     def _holds(self, placed: PlacedReplica, index: int) -> bool:
         memory = self.costs.stage_memory(placed, index, self.rows)
         return memory.peak_bytes(placed.stages[index].num_layers) <= memory.capacity_bytes
-
-
-def _in_turn(replica: Replica, num_chunks: int) -> Replica:
-    """Divide each stage's layers into `num_chunks` chunks of like size, dealt out along the
-    stages."""
-    sizes = [list(_parts(stage.shape.num_layers, num_chunks)) for stage in replica.stages]
-    # Layers rise along the chain: all stages' first chunks, then all second ones.
-    ranges: list[list[LayerRange]] = [[] for _ in replica.stages]
-    first = 0
-    for chunk in range(num_chunks):
-        for s, size in enumerate(sizes):
-            ranges[s].append(LayerRange(first, size[chunk]))
-            first += size[chunk]
-    stages = tuple(
-        replace(
-            stage,
-            first_layer=own[0].first_layer,
-            chunks=tuple(own) if num_chunks > 1 else (),
-            num_launched_forwards=None,
-        )
-        for stage, own in zip(replica.stages, ranges, strict=True)
-    )
-    return replace(replica, stages=stages)
-
-
-def _parts(total: int, count: int) -> Iterator[int]:
-    """Divide `total` into `count` parts, the larger ones first."""
-    for i in range(count):
-        yield total // count + (i < total % count)

@@ -13,8 +13,6 @@ from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.work import calibration as calibration_module
 from megatron_hetero.cost.work.calibration import (
-    DEFAULT,
-    AttentionEfficiency,
     Calibration,
     GemmEfficiency,
     ScoreTraffic,
@@ -22,6 +20,7 @@ from megatron_hetero.cost.work.calibration import (
     product_flops_per_s,
     shipped_calibration,
 )
+from megatron_hetero.cost.work.fused_attention import DEFAULT, AttentionEfficiency
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
 from tests.cost.builders import FAST, OLD, SLOW

@@ -12,8 +12,9 @@ import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.work.calibration import DEFAULT, shipped_calibration
+from megatron_hetero.cost.work.calibration import shipped_calibration
 from megatron_hetero.cost.work.compute import layer_times
+from megatron_hetero.cost.work.fused_attention import DEFAULT
 from megatron_hetero.cost.work.launches import layer_launches
 from megatron_hetero.cost.work.layer_work import mlp_work
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed

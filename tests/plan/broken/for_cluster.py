@@ -9,10 +9,8 @@ from typing import Any
 from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.checks import cluster as check_cluster
-from megatron_hetero.plan.plan import (
-    DeviceEstimate,
-    Plan,
-)
+from megatron_hetero.plan.estimates import DeviceEstimate
+from megatron_hetero.plan.plan import Plan
 from tests.plan.edits import (
     CLUSTER,
     PLAN,

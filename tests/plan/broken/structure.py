@@ -9,11 +9,8 @@ from typing import Any
 from megatron_hetero.plan.checks import estimates as check_estimates
 from megatron_hetero.plan.checks import schedule as check_schedule
 from megatron_hetero.plan.checks import structure as check_structure
-from megatron_hetero.plan.plan import (
-    DeviceEstimate,
-    LayerRange,
-    Plan,
-)
+from megatron_hetero.plan.estimates import DeviceEstimate
+from megatron_hetero.plan.plan import LayerRange, Plan
 from tests.plan.edits import (
     PLAN,
     with_estimates,

@@ -19,15 +19,8 @@ from megatron_hetero.plan.checks import estimates as check_estimates
 from megatron_hetero.plan.checks import structure as check_structure
 from megatron_hetero.plan.checks import workload as check_workload
 from megatron_hetero.plan.checks.validate import first_violations, validate_plan
-from megatron_hetero.plan.plan import (
-    DeviceEstimate,
-    Host,
-    Plan,
-    Replica,
-    ReplicaShape,
-    Stage,
-    StageShape,
-)
+from megatron_hetero.plan.estimates import DeviceEstimate
+from megatron_hetero.plan.plan import Host, Plan, Replica, ReplicaShape, Stage, StageShape
 from tests.plan.broken import BROKEN, BROKEN_FOR_CLUSTER
 from tests.plan.edits import (
     CLUSTER,

@@ -13,8 +13,9 @@ from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.moves.neighbours import neighbours
-from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.seeds.constructive import Constructive
+from megatron_hetero.planner.units import Unit, chains_of
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 

@@ -10,8 +10,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.files import canonical_json
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.planner.columns import strategy
-from megatron_hetero.planner.columns.site_mixes import QuickStep
+from megatron_hetero.planner.columns import choice_prices, strategy
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.candidate import Candidate
@@ -70,19 +69,19 @@ def test_a_site_with_a_slow_network_does_not_hold_up_the_others(tmp_path: Path) 
 
 def test_quick_times_are_near_exact_ones(tmp_path: Path) -> None:
     seen: list[tuple[float, float]] = []
-    in_order = strategy._in_order
+    in_order = strategy.in_order
 
     def watched(found: Any) -> Any:
         firsts, others = in_order(found)
         problem = firsts[0][0][0].bundles.table.problem
         for choice in (*firsts, *others)[:6]:
-            placement = strategy._placed(OwnFlags(problem), choice)
+            placement = choice_prices._placed(OwnFlags(problem), choice)
             if placement is not None:
                 seen.append((found[choice].step_s, problem.costs.placement(placement).step_time_s))
         return firsts, others
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategy, "_in_order", watched)
+        patch.setattr(strategy, "in_order", watched)
         planned(tmp_path, [FAST] * 5)
     assert seen
     for quick_s, exact_s in seen:
@@ -91,39 +90,24 @@ def test_quick_times_are_near_exact_ones(tmp_path: Path) -> None:
 
 def test_each_set_of_types_has_its_start_and_no_division_comes_twice(tmp_path: Path) -> None:
     ordered: list[tuple[list[Any], list[Any]]] = []
-    in_order = strategy._in_order
+    in_order = strategy.in_order
 
     def watched(found: Any) -> Any:
         ordered.append(in_order(found))
         return ordered[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategy, "_in_order", watched)
+        patch.setattr(strategy, "in_order", watched)
         board = board_of(tmp_path, [FAST], ("A100-80GB", "RTX-4090"))
         few = Scoreboard(board.problem)
         Columns(max_work=0).search(few)
     firsts, others = ordered[0]
-    divisions = [strategy._division(choice) for choice in (*firsts, *others)]
+    divisions = [choice_prices._division(choice) for choice in (*firsts, *others)]
     assert len(set(divisions)) == len(divisions) > len(firsts)
     of_node = few.problem.cluster.node_by_name
     priced = {
         frozenset(of_node[d.node].gpu_type.name for d in candidate.placement.devices())
         for candidate in few.ranking
     }
-    assert priced == {strategy._gpu_types(choice) for choice in firsts}
+    assert priced == {choice_prices._gpu_types(choice) for choice in firsts}
     assert len(priced) > 1
-
-
-def test_the_order_of_divisions_learns_from_prices() -> None:
-    """Two divisions with much exchange and one with little: once it is known that exchanges take a
-    tenth of what was estimated, pipelines decide."""
-    prices = strategy._Prices.__new__(strategy._Prices)
-    much, little = (("much", ()),), (("little", ()),)
-    prices.found = {much: QuickStep(1.0, 1.0), little: QuickStep(1.5, 0.1)}  # type: ignore[dict-item]
-    prices._exchange, prices._pipelines = [], ([], [])
-    assert prices.soonest([much, little]) == 1  # type: ignore[list-item]
-    prices._exchange.append(0.1)
-    assert prices.soonest([much, little]) == 0  # type: ignore[list-item]
-    # Equal bundles were estimated too well: that counts for both, which are neither mixed.
-    prices._pipelines[0].append(3.0)
-    assert prices.soonest([much, little]) == 0  # type: ignore[list-item]

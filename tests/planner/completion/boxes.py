@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.planner.problem import Chain, Unit
+from megatron_hetero.planner.units import Chain, Unit
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=8, seq_length=1024)

@@ -16,7 +16,8 @@ from megatron_hetero.planner.completion.filled import Completion, Filled
 from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.unlike_sizes import mixed
-from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Chain, Unit, chains_of
 from tests.cost.builders import FAST, FREE, GIB, SLOW, make_cluster, make_workload
 from tests.planner.completion.boxes import FAR, WORKLOAD, boxes, chain
 from tests.planner.naive import parts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from megatron_hetero.planner.completion.like_chains import LikeChains
-from megatron_hetero.planner.problem import Unit, make_problem
+from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.units import Unit
 from tests.planner.completion.boxes import WORKLOAD, boxes, chain
 
 

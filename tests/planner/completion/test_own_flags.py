@@ -15,7 +15,8 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.filled import Filled, placed_replica
 from megatron_hetero.planner.completion.own_flags import OwnFlags
-from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Chain, Unit
 from tests.cost.builders import AS_GIVEN, BETWEEN, FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
 from tests.planner.strategies import clusters, workloads

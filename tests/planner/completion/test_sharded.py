@@ -20,7 +20,8 @@ from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.planner.api import plan_and_explain, plan_cluster
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.objective import Objective
-from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Chain, Unit
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 

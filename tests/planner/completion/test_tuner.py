@@ -14,7 +14,8 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Filled, least_time_s
 from megatron_hetero.planner.completion.tuner import Tuner
-from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Chain, Unit
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
 

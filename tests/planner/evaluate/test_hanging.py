@@ -17,7 +17,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.evaluate import hanging
 from megatron_hetero.planner.replan.replanning import replan
-from megatron_hetero.report.text.explanation import refused_lines
+from megatron_hetero.report.text.comparison import refused_lines
 from megatron_hetero.schedule.choice import best
 from megatron_hetero.schedule.proof.check import check_operations
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload

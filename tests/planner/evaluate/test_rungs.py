@@ -16,8 +16,9 @@ from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Chain, Structure, Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
+from megatron_hetero.planner.units import Chain, Structure, Unit, chains_of
 from tests.cost.builders import FREE
 from tests.planner.evaluate.boxes import problem_of
 from tests.planner.strategies import cases, clusters, workloads

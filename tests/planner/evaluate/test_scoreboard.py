@@ -12,9 +12,10 @@ from megatron_hetero.planner.evaluate import scoreboard
 from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.neighbours import neighbours
-from megatron_hetero.planner.problem import Problem, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.seeds.constructive import Constructive
 from megatron_hetero.planner.structure_search import StructureSearch
+from megatron_hetero.planner.units import chains_of
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 

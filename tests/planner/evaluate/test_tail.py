@@ -12,7 +12,8 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Chain, Unit
 from tests.cost.builders import FAST, make_cluster, make_workload, without_lines
 from tests.planner.evaluate.boxes import problem_of
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.moves.divisions import halves
 from megatron_hetero.planner.moves.neighbours import neighbours
-from megatron_hetero.planner.problem import Unit, joined_units, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.seeds.divided import divided_structures
+from megatron_hetero.planner.units import Unit, joined_units
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases
 

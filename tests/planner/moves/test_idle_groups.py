@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from megatron_hetero.planner.moves.idle_groups import begin, idle_of, insert, widen
 from megatron_hetero.planner.moves.places import ReplicaPlaces
-from megatron_hetero.planner.problem import Structure, Unit, make_problem
+from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.units import Structure, Unit
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 PROBLEM = make_problem(make_cluster(("a", FAST, 4), ("b", SLOW, 2)), make_workload(8, 8))

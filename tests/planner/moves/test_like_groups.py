@@ -8,8 +8,9 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.moves.like_groups import lengthwise
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
+from megatron_hetero.planner.units import Unit, chains_of
 from tests.planner.moves.test_neighbours import check
 from tests.planner.strategies import cases, clusters, workloads
 

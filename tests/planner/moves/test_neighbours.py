@@ -10,8 +10,9 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Problem, Structure, Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
+from megatron_hetero.planner.units import Structure, Unit, chains_of
 from tests.cost.builders import FAST, make_cluster, make_workload
 from tests.planner.strategies import cases, clusters, workloads
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from megatron_hetero.planner.moves.neighbours import IN_ONE
 from megatron_hetero.planner.moves.one_replica import cut, drop, join, shift, split
 from megatron_hetero.planner.moves.places import ReplicaPlaces
-from megatron_hetero.planner.problem import Chain, Unit, make_problem
+from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.units import Chain, Unit
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases
 

@@ -17,8 +17,9 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.moves.unlike_groups import _may_be_a_group, in_unlike_parts, joined
-from megatron_hetero.planner.problem import Structure, chains_of, layers_of, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
+from megatron_hetero.planner.units import Structure, chains_of, layers_of
 from tests.cost.builders import AS_GIVEN, FAST, FREE, OLD, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=8)

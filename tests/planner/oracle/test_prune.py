@@ -13,7 +13,8 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.oracle.prune import Pruner, kinds_of, wanted_placements
 from megatron_hetero.planner.oracle.structures import all_structures
-from megatron_hetero.planner.problem import Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Unit
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import all_placements
 from tests.planner.strategies import clusters, workloads

@@ -8,9 +8,10 @@ import pytest
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.planner.completion.own_flags import OwnFlags
-from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.replan import repair as module
 from megatron_hetero.planner.replan.repair import OldReplica, near_placements, old_replicas
+from megatron_hetero.planner.units import Unit, chains_of
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload, place
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=8)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.problem import Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.seeds import constructive as module
 from megatron_hetero.planner.seeds.constructive import Constructive, cut_node, layers_per_s
+from megatron_hetero.planner.units import Unit
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import naive_placements
 from tests.planner.strategies import clusters, workloads

@@ -5,12 +5,13 @@ from __future__ import annotations
 from math import inf
 
 from megatron_hetero.planner.objective import Objective
-from megatron_hetero.planner.problem import Unit, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.seeds.divided import (
     _layer_at_least_s,
     _layer_s,
     divided_structures,
 )
+from megatron_hetero.planner.units import Unit
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 
 NODES = ("a", FAST, 2), ("b", SLOW, 1), ("c", SLOW, 1)

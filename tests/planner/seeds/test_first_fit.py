@@ -8,11 +8,12 @@ import pytest
 
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.problem import Problem, Unit, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.seeds.constructive import Constructive
 from megatron_hetero.planner.seeds.first_fit import FirstFit
 from megatron_hetero.planner.seeds.more_room import MoreRoom, missing_room
 from megatron_hetero.planner.seeds.symmetric import Symmetric
+from megatron_hetero.planner.units import Unit
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 

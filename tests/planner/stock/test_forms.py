@@ -8,9 +8,10 @@ import pytest
 
 from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.nodes import GpuType
-from megatron_hetero.planner.problem import Unit, make_problem
+from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.forms import contexts
 from megatron_hetero.planner.stock.grids import StockRanks
+from megatron_hetero.planner.units import Unit
 from tests.cost.builders import FAST, OLD, make_cluster, make_workload
 
 

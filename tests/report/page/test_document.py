@@ -14,7 +14,7 @@ import pytest
 
 from megatron_hetero.cluster.lines import Line
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError
-from megatron_hetero.plan.plan import TrafficEstimate
+from megatron_hetero.plan.estimates import TrafficEstimate
 from megatron_hetero.report import picture
 from megatron_hetero.report.content import Content, Lane, LaneGroup, gather
 from megatron_hetero.report.page.bars import busy_bars, memory_bars

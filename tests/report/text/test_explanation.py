@@ -17,11 +17,8 @@ from megatron_hetero.planner.advise.explain import (
     StageTime,
     TimeByCause,
 )
-from megatron_hetero.report.text.explanation import (
-    comparison_lines,
-    explanation_report,
-    stage_time_lines,
-)
+from megatron_hetero.report.text.comparison import comparison_lines
+from megatron_hetero.report.text.explanation import explanation_report, stage_time_lines
 
 GIB = 1 << 30
 NOT_STOCK = ("stages of different tensor-parallel widths (1, 2)",)

@@ -12,16 +12,9 @@ from rich.console import Console
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.diff import Difference
+from megatron_hetero.plan.estimates import DeviceEstimate, Estimates
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import (
-    DeviceEstimate,
-    Estimates,
-    Host,
-    Plan,
-    Replica,
-    Stage,
-    StageShape,
-)
+from megatron_hetero.plan.plan import Host, Plan, Replica, Stage, StageShape
 from megatron_hetero.report.text.changes.differences import difference_table
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.report.text.words import count, devices_by_node

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from megatron_hetero.plan.build import canonical_hosts, in_rank_order
+from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.observe.stage_ratio import (

@@ -28,7 +28,8 @@ from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.group_shares import GroupShares
-from megatron_hetero.planner.problem import Problem, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import chains_of
 from tools.bench.jobs import ROOT, boxes, plan_or_none, quoted, step_s
 from tools.bench.show import Columns, is_chosen, only, option
 

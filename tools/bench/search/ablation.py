@@ -28,8 +28,7 @@ from megatron_hetero.collector import no_collector
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import loop, structure_search
-from megatron_hetero.planner.columns import equal_copies
-from megatron_hetero.planner.columns import strategy as columns
+from megatron_hetero.planner.columns import choice_prices, equal_copies
 from megatron_hetero.planner.evaluate import rescore
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.rungs import Rungs
@@ -119,7 +118,7 @@ def parts() -> Mapping[str, LeaveOut]:
         "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
         "bundles for equal copies": changed(equal_copies, "equal_shapes", lambda *_: []),
         "estimates of divisions that learn": changed(
-            columns._Prices, "soonest", lambda self, choices: 0
+            choice_prices.ChoicePrices, "soonest", lambda self, choices: 0
         ),
         "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
         "descents from single starts": changed(Phases, "narrowed", _all_together),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.units import Chain, Unit
 
 Pipelines = list[list[Unit]]
 """The groups of each replica, first to last."""

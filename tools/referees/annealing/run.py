@@ -20,7 +20,8 @@ from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import arranged
 from megatron_hetero.planner.exchange_groups import grouped
-from megatron_hetero.planner.problem import Chain, Problem, make_problem, unit_of
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.units import Chain, unit_of
 from tools.referees.annealing.places import Pipelines, moved, random_pipelines
 from tools.referees.annealing.prices import Places, Prices, Replicas, finished, places_of
 from tools.referees.annealing.settings import SettingMoves, with_number

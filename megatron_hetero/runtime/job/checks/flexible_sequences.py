@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.support.rules import Rule, is_packed
-from megatron_hetero.runtime.job.arguments import given_number
+from megatron_hetero.runtime.job.rank_arguments import given_number
 
 ADDED = ("--micro-batch-size=1", "--calculate-per-token-loss")
 """Flags set for every such job: Megatron counts in sequences, and tokens count alike, in any deal.
