@@ -175,5 +175,6 @@ def _scores(flags: FlagReader, model: ModelSpec) -> tuple[bool, FusedScores]:
     if backend in ("unfused", "local"):
         return False, "nowhere"
     if implementation == "transformer_engine":
-        return True, "nowhere"
+        # Of other heads neither cuDNN nor FlashAttention-2 has a kernel (`get_attention_backend`).
+        return all(size % 8 == 0 and size <= 256 for size in model.head_sizes), "nowhere"
     return False, "divided" if implementation == "local" and is_plain else "nowhere"

@@ -94,6 +94,9 @@ def test_model_flags(flags: str, changes: dict[str, object]) -> None:
         ),
         ("--attention-backend flash", {}),
         ("--attention-backend unfused", {"flash_attention": False}),
+        ("--kv-channels 40", {}),
+        ("--kv-channels 42", {"flash_attention": False}),
+        ("--kv-channels 264", {"flash_attention": False}),
         ("--transformer-impl local", {"local_layers": True, "flash_attention": False}),
         (
             "--transformer-impl local --attention-dropout 0",
