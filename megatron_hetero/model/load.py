@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -60,7 +61,7 @@ def load_arguments(
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
     """
     file = None if path is None else _with_arguments(Path(path))[0]
-    if environment and (file is None or file.is_dir() or file.suffix == ".json"):
+    if environment and (file is None or os.path.isdir(file) or file.suffix == ".json"):
         what = "no script was given" if file is None else f"{file} is no script"
         raise UsageError(f"--model-env is what a script of --model is started with, and {what}")
     # The file gives the flags, and words typed after `--` override those.
@@ -84,7 +85,8 @@ def workload_hash(workload: Workload) -> str:
 
 
 def _read(path: Path, environment: Mapping[str, str | None]) -> JobText:
-    if path.is_dir():
+    # A command in the place of its file may be longer than a name can be.
+    if os.path.isdir(path):
         return _read_folder(path)
     path, arguments = _with_arguments(path)
     # Any JSON is a model of Hugging Face's; the job's own flags then have to be typed.
@@ -136,11 +138,11 @@ def _with_arguments(path: Path) -> tuple[Path, list[str]]:
     """Split `run.sh 8B 1` into a script and its arguments, unless a file is called so."""
     text = str(path)
     # A file whose name has blanks is meant as it is.
-    if " " not in text or path.exists():
+    if " " not in text or os.path.exists(path):
         return path, []
     try:
         first, *rest = shlex.split(text)
     except ValueError as error:
         raise ModelError(f"{text}: {error}; quote the script's arguments as for a shell") from None
     # Without such a file the error names the whole text as the file that is missing.
-    return (Path(first), rest) if Path(first).exists() else (path, [])
+    return (Path(first), rest) if os.path.exists(first) else (path, [])

@@ -257,6 +257,13 @@ def test_typed_flags_that_the_plan_decides_are_refused(typed: list[str]) -> None
         load_workload(EXAMPLE, typed)
 
 
+@pytest.mark.parametrize("text", ["torchrun pretrain_gpt.py " + "--bf16 " * 60, "x" * 300])
+def test_a_command_in_the_place_of_its_file_is_refused(text: str) -> None:
+    """It is longer than a file's name can be."""
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        load_workload(Path(text), ())
+
+
 def test_yaml_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not from YAML"):
         load_workload(tmp_path / "model.yaml")

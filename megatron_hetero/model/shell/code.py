@@ -207,7 +207,8 @@ def beside(shell: Shell, word: Word) -> tuple[Path, str] | None:
     if word.is_known is False and not os.path.isabs(path):
         candidates.insert(0, Path(path))
     for candidate in candidates:
-        if candidate.is_file():
+        # A name may be longer than a file system takes.
+        if os.path.isfile(candidate):
             try:
                 return candidate, read_text(candidate)
             except HeteroError:
