@@ -120,7 +120,6 @@ def _given(workload: Workload) -> frozenset[str]:
     return frozenset({*words, *(f"{flag} {value}" for flag, value in pairwise(words))})
 
 
-@lru_cache(maxsize=1024)
 def cuts_heads(workload: Workload, width: int, context_parallel: int) -> bool:
     """Return whether context-parallel ranks can exchange the heads of keys, where the job asks for
     that in place of a ring."""

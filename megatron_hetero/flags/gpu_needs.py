@@ -7,12 +7,13 @@ scaling 9.0, MXFP8 and NVFP4 10.0), FlashAttention-2 (8.0 and up), and `validate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.model.flag_table import flag_table, last_of_each
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Plan, Stage
 
 FP8_CAPABILITY = {"tensorwise": 8.9, "delayed": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
 FLASH_CAPABILITY = 8.0
@@ -70,6 +71,15 @@ def gpu_needs(options: Mapping[str, tuple[str, ...]]) -> Iterator[GpuNeed]:
             "grouped-gemm-unsupported", "--moe-grouped-gemm", "grouped GEMM",
             _GROUPED_GEMM_CAPABILITY, "remove --moe-grouped-gemm, or plan without these GPUs",
         )  # fmt: skip
+
+
+def without_divided_attention(stage: Stage, gpus: Iterable[GpuType]) -> Iterator[GpuType]:
+    """Yield the GPUs of a stage that cannot divide its sequences with Transformer Engine's layers,
+    which do so by a fused kernel alone."""
+    if stage.shape.context_parallel > 1:
+        for gpu in gpus:
+            if gpu.capability is not None and gpu.capability < FLASH_CAPABILITY:
+                yield gpu
 
 
 def unmet_needs(plan: Plan, places: Mapping[str, str] | None = None) -> Iterator[str]:

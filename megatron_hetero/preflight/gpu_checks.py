@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.flags.gpu_needs import FLASH_CAPABILITY, GpuNeed, gpu_needs
+from megatron_hetero.flags.gpu_needs import (
+    FLASH_CAPABILITY,
+    GpuNeed,
+    gpu_needs,
+    without_divided_attention,
+)
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
@@ -60,15 +65,13 @@ def divided_sequences_have_a_kernel(job: Job) -> Iterator[Finding]:
     if job.value("--transformer-impl") == "local":
         return
     for stage in job.stages:
-        version = stage.gpu.capability
-        divides = stage.content.shape.context_parallel > 1
-        if divides and version is not None and version < FLASH_CAPABILITY:
+        for gpu in without_divided_attention(stage.content, [stage.gpu]):
             yield Finding(
                 "context-parallel-unsupported",
                 "error",
                 stage.where,
                 "Transformer Engine divides sequences by a fused kernel alone, which needs compute "
-                f"capability {FLASH_CAPABILITY}; {stage.gpu.name} has {version}",
+                f"capability {FLASH_CAPABILITY}; {gpu.name} has {gpu.capability}",
                 "plan again, or use --transformer-impl local",
             )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.flags.gpu_needs import FLASH_CAPABILITY
+from megatron_hetero.flags.gpu_needs import FLASH_CAPABILITY, without_divided_attention
 from megatron_hetero.flags.support.rules import (
     Rule,
     given_arguments,
@@ -17,6 +17,7 @@ from megatron_hetero.flags.support.rules import (
     reports_logits,
 )
 from megatron_hetero.model.flag_table import Option
+from megatron_hetero.plan.checks.violation import stages
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import recompute
 
@@ -169,18 +170,15 @@ def check_divided_attention(plan: Plan, args: Any) -> None:
     heading = "Transformer Engine cannot divide the sequences of the plan (cp) with these flags:"
     refuse(_NOT_WITH_FUSED_PARTS, args, heading)
     catalogue = set(gpu_type_names())
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            names = {plan.type_by_device.get(device, "") for device in stage.devices}
-            versions = {name: gpu_type(name).capability for name in sorted(names & catalogue)}
-            for name, version in versions.items():
-                if stage.shape.context_parallel > 1 and version and version < FLASH_CAPABILITY:
-                    raise UnsupportedError(
-                        f"replica {r}, stage {s} divides sequences (cp) on {name}: Transformer "
-                        "Engine does so by a fused kernel alone, which needs compute capability "
-                        f"{FLASH_CAPABILITY}, {name} has {version}. Plan again, or use "
-                        "--transformer-impl local."
-                    )
+    for r, s, stage in stages(plan):
+        names = {plan.type_by_device.get(device, "") for device in stage.devices} & catalogue
+        for gpu in without_divided_attention(stage, map(gpu_type, sorted(names))):
+            raise UnsupportedError(
+                f"replica {r}, stage {s} divides sequences (cp) on {gpu.name}: Transformer Engine "
+                "does so by a fused kernel alone, which needs compute capability "
+                f"{FLASH_CAPABILITY}, {gpu.name} has {gpu.capability}. Plan again, or use "
+                "--transformer-impl local."
+            )
 
 
 def check_chunks(plan: Plan, args: Any) -> None:
@@ -213,7 +211,6 @@ def check_flags_of_job(plan: Plan, options: Sequence[Option]) -> None:
     check_divided_attention(plan, args)
     check_chunks(plan, args)
     # A stage may recompute otherwise than the job's flags say.
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    for granularity in {recompute(plan, stage)[0] for stage in stages}:
+    for granularity in {recompute(plan, stage)[0] for _, _, stage in stages(plan)}:
         args.recompute_granularity = granularity
         refuse((RECOMPUTED_BIASES,), args, "The plan's job cannot train with these flags:")
