@@ -109,7 +109,7 @@ def _parts_s(workload: Workload, gpu: GpuType, divides: bool) -> tuple[float, ..
     # One GPU with everything: no work is done twice.
     model, training = workload.model, training_on(workload.training, (gpu,))
     share = even_share(model, 1)
-    flash = uses_flash_attention(training, gpu)
+    flash = uses_flash_attention(model, training, gpu)
     # Work of both halves of a layer, at the best rate of the type.
     attention = attention_work(model, training, share, flash)
     mlp = mlp_work(model, training, share, flash)

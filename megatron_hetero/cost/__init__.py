@@ -14,6 +14,7 @@ unit_prices  prices of pieces and memories
 hop_prices   prices of stage boundaries
 variants     the price lists of a job under other settings of single stages
 choices      settings that plans may choose for themselves
+fp8_sizes    sizes of a layer's products that are multiplied in fp8
 widths       usable GPUs and tensor-parallel widths of a node
 price        money for machines and for traffic between sites
 utilization  model FLOPs utilization (MFU)

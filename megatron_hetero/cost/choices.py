@@ -7,12 +7,13 @@ from itertools import pairwise
 from math import lcm
 
 from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cost.fp8_sizes import FP8_ROWS
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import TokenDispatcher, TrainingSpec, Workload
+from megatron_hetero.model.spec import TokenDispatcher, Workload
 
 # Sequences; larger micro-batches are not searched.
 _LARGEST_SIZE = 32
@@ -40,8 +41,6 @@ _NOT_IN_A_RING = frozenset({"--softmax-type off-by-one", "--softmax-type learnab
 """Flags without a kernel of Transformer Engine for divided sequences (`get_attention_backend`), but
 where ranks exchange heads."""
 _EXCHANGED_HEADS = "--cp-comm-type a2a"
-FP8_ROWS = 8
-"""Transformer Engine's fp8 products need so many tokens, or a multiple (`runtime.model.fp8`)."""
 
 
 def may_choose(costs: CostModel, setting: str) -> bool:
@@ -94,11 +93,12 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     )
 
 
-def may_divide_on(training: TrainingSpec, gpu: GpuType) -> bool:
+def may_divide_on(workload: Workload, gpu: GpuType) -> bool:
     """Return whether a stage on such GPUs may divide sequences.  Transformer Engine divides them by
     a fused kernel alone (`get_attention_backend`, 2.20: compute capability 8.0, 16 bits); local
     layers gather keys and values (`runtime.parallel.context_attention`)."""
-    return training.local_layers or uses_flash_attention(training, gpu)
+    model, training = workload.model, workload.training
+    return training.local_layers or uses_flash_attention(model, training, gpu)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from megatron_hetero.hashed import hashed_once
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
-from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import COLUMN_BLOCK, block_edges, shard_edges
 from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
@@ -106,9 +106,7 @@ class TensorShare:
         # Equal shares pad the vocabulary so that it divides evenly.
         if self.shares is None:
             return vocab_rows
-        edges = vocabulary_edges(
-            vocab_rows, model.make_vocab_size_divisible_by, self.width, self.shares
-        )
+        edges = block_edges(vocab_rows, model.make_vocab_size_divisible_by, self.width, self.shares)
         return (edges[self.index + 1] - edges[self.index]) * self.width
 
 
@@ -171,23 +169,24 @@ def member_shares(
                 strict=True,
             )
         )
-    # Everything that a tensor-parallel group divides: heads, columns of all kinds.
+    # Everything that a tensor-parallel group divides, and how many go together: heads, columns
+    # of all kinds.
     units = (
-        model.num_query_groups,
-        model.mlp_columns,
-        model.moe_shared_expert_intermediate_size,
-        model.dense_columns,
+        (model.num_query_groups, 1),
+        (model.mlp_columns, COLUMN_BLOCK),
+        (model.moe_shared_expert_intermediate_size, COLUMN_BLOCK),
+        (model.dense_columns, COLUMN_BLOCK),
     )
     # Equal shares that divide everything are no shares.
-    if shares is not None and len(set(shares)) == 1 and not any(n % width for n in units):
+    if shares is not None and len(set(shares)) == 1 and not any(n % width for n, _ in units):
         shares = None
     # Cut each by the shares; members in rank order, for each context-parallel rank.
     own = [
         # Shape [unit][member]: a unit that the model lacks is 0 for each member.
-        [stop - start for start, stop in pairwise(shard_edges(number, width, shares))]
+        [stop - start for start, stop in pairwise(block_edges(number, block, width, shares))]
         if number
         else [0] * width
-        for number in units
+        for number, block in units
     ]
     return (
         tuple(

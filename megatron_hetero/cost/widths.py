@@ -6,14 +6,21 @@ from collections.abc import Iterator
 
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.fp8_sizes import sizes_without_fp8
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.model.spec import ModelSpec, Workload
 
 
 def usable_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int, ...]:
     """Return the tensor-parallel widths that node, model and limits allow, ascending; empty when
-    the GPU cannot train in the job's precision."""
-    return tuple(w for w in _allowed(cluster, workload, node) if _divides(w, workload.model))
+    the GPU cannot train in the job's precision, or fp8 has no product of the model's sizes."""
+    model, fp8 = workload.model, workload.training.fp8
+    return tuple(
+        w
+        for w in _allowed(cluster, workload, node)
+        if _divides(w, model) and not (fp8 and any(sizes_without_fp8(model, even_share(model, w))))
+    )
 
 
 def uneven_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int, ...]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cost.work.compute import FLASH_CAPABILITY, has_fused_attention
 from megatron_hetero.model.flag_table import flag_table, last_of_each
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan, Stage
 
 FP8_CAPABILITY = {"tensorwise": 8.9, "delayed": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
-FLASH_CAPABILITY = 8.0
 _FP4_CAPABILITY = 10.0
 _GROUPED_GEMM_CAPABILITY = 8.0
 
@@ -73,13 +74,18 @@ def gpu_needs(options: Mapping[str, tuple[str, ...]]) -> Iterator[GpuNeed]:
         )  # fmt: skip
 
 
-def without_divided_attention(stage: Stage, gpus: Iterable[GpuType]) -> Iterator[GpuType]:
+def without_divided_attention(
+    stage: Stage, gpus: Iterable[GpuType], workload: Workload | None
+) -> Iterator[str]:
     """Yield the GPUs of a stage that cannot divide its sequences with Transformer Engine's layers,
-    which do so by a fused kernel alone."""
+    which do so by a fused kernel alone: each with what it has no kernel for."""
     if stage.shape.context_parallel > 1:
+        # A plan without its job is not asked for the size of its heads.
+        head = 0 if workload is None else max(workload.model.head_sizes)
+        of_heads = f" for heads of {head} channels" if head else ""
         for gpu in gpus:
-            if gpu.capability is not None and gpu.capability < FLASH_CAPABILITY:
-                yield gpu
+            if not has_fused_attention(head, gpu):
+                yield f"{gpu.name} (compute capability {gpu.capability}) has none{of_heads}"
 
 
 def unmet_needs(plan: Plan, places: Mapping[str, str] | None = None) -> Iterator[str]:

@@ -10,11 +10,13 @@ from megatron_hetero.cluster.makers import mixed_libraries
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import context_parallels, may_divide_on
+from megatron_hetero.cost.fp8_sizes import FP8_COLUMNS, sizes_without_fp8
 from megatron_hetero.cost.model import CostModel, MakeCosts
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import LibraryError, UsageError
+from megatron_hetero.errors import LibraryError, UnsupportedError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
@@ -86,8 +88,7 @@ class Problem:
     @cached_property
     def dividing_nodes(self) -> frozenset[str]:
         """The nodes whose GPUs may have a part of each sequence."""
-        training = self.workload.training
-        return frozenset(n.name for n in self.nodes if may_divide_on(training, n.gpu_type))
+        return frozenset(n.name for n in self.nodes if may_divide_on(self.workload, n.gpu_type))
 
     def context_sizes(self, width: int) -> frozenset[int]:
         """Return the context-parallel sizes above 1 of stages in groups of this width."""
@@ -187,6 +188,12 @@ def make_problem(
         raise UsageError(
             f"--num-experts {workload.model.num_experts} without --sequence-parallel: Megatron "
             "trains experts on a tensor-parallel group only so; add it (at width 1 it does nothing)"
+        )
+    lacking = sizes_without_fp8(workload.model, even_share(workload.model, 1))
+    if training.fp8 and (sizes := [f"{size} {what}" for what, size in lacking]):
+        raise UnsupportedError(
+            f"--fp8-format: Transformer Engine has no fp8 product with {', '.join(sizes)}: no "
+            f"multiple of {FP8_COLUMNS}; leave the flag out, or change the model's sizes"
         )
     check_mixture(workload)
     check_trains(cluster)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.cost.work.compute import FLASH_CAPABILITY
 from megatron_hetero.flags.gpu_needs import (
-    FLASH_CAPABILITY,
     GpuNeed,
     gpu_needs,
     without_divided_attention,
@@ -65,13 +65,12 @@ def divided_sequences_have_a_kernel(job: Job) -> Iterator[Finding]:
     if job.value("--transformer-impl") == "local":
         return
     for stage in job.stages:
-        for gpu in without_divided_attention(stage.content, [stage.gpu]):
+        for lacking in without_divided_attention(stage.content, [stage.gpu], job.plan.workload):
             yield Finding(
                 "context-parallel-unsupported",
                 "error",
                 stage.where,
-                "Transformer Engine divides sequences by a fused kernel alone, which needs compute "
-                f"capability {FLASH_CAPABILITY}; {gpu.name} has {gpu.capability}",
+                f"Transformer Engine divides sequences by a fused kernel alone: {lacking}",
                 "plan again, or use --transformer-impl local",
             )
 

@@ -107,7 +107,7 @@ def stage_memory(
     element = training.element_bytes
     states = state_bytes(training)
     # The GPU decides what is kept: unfused attention stores its scores.
-    flash = uses_flash_attention(training, gpu)
+    flash = uses_flash_attention(model, training, gpu)
     tokens = share.num_tokens(model, training)
     # Elements at a boundary, and the tensors kept there for neighbours.
     boundary = share.own_tokens(model, training) * model.hidden_size * training.residual_bytes

@@ -28,7 +28,7 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.sharding.expert_groups import expert_peers
-from megatron_hetero.plan.sharding.shards import shard_edges
+from megatron_hetero.plan.sharding.shards import COLUMN_BLOCK, block_edges, shard_edges
 
 Tensor = tuple[str, int, str]
 """(part of the model, layer, "weights" or "optimizer")."""
@@ -235,13 +235,13 @@ def _intervals(
 ) -> Iterator[tuple[str, int, Interval]]:
     model, width = workload.model, len(stage.devices)
 
-    def interval(num_units: int) -> Interval:
-        edges = shard_edges(num_units, width, stage.shares)
+    def interval(num_units: int, block: int) -> Interval:
+        edges = block_edges(num_units, block, width, stage.shares)
         return edges[index] / num_units, edges[index + 1] / num_units
 
     # Edges of whole units, as fractions of the tensor.
-    attention = interval(model.num_query_groups)
-    mlp = interval(model.mlp_columns)
+    attention = interval(model.num_query_groups, 1)
+    mlp = interval(model.mlp_columns, COLUMN_BLOCK)
     # Experts dealt out in the group, then over replicas, replace the cut by columns.
     if stage.expert_shares is not None:
         edges = shard_edges(model.num_experts, width, stage.expert_shares)

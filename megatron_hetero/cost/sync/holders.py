@@ -20,7 +20,12 @@ from megatron_hetero.plan.communication.communicators import stage_ranks
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.sharding.expert_groups import expert_groups
-from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import (
+    COLUMN_BLOCK,
+    block_edges,
+    common_cuts,
+    shard_edges,
+)
 
 _Holder = tuple[int, int]
 """(replica, stage)."""
@@ -270,7 +275,9 @@ class _Parts:
             return [Fraction(i, width) for i in range(width + 1)]
         if kind == "vocabulary":
             divisor = model.make_vocab_size_divisible_by
-            edges = vocabulary_edges(self._rows, divisor, width, shares)
-        else:
+            edges = block_edges(self._rows, divisor, width, shares)
+        elif kind == "groups":
             edges = shard_edges(units[kind], width, shares)
+        else:
+            edges = block_edges(units[kind], COLUMN_BLOCK, width, shares)
         return [Fraction(edge, edges[-1]) for edge in edges]

@@ -29,10 +29,14 @@ from megatron_hetero.cost.work.products import GemmEfficiency, Product
 from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
-from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
 
 _FUSED_BACKWARD_FLOPS = 2.5
 """Backward over forward of fused attention: five products instead of two, the scores once more."""
+FLASH_CAPABILITY = 8.0
+"""Compute capability from which there are fused kernels of attention."""
+_WIDE_HEAD = 192
+"""Channels of a head up to which every GPU with fused kernels has one for backward."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -78,15 +82,22 @@ def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
     return all(peak_flops_per_s(gpu, precision) is not None for precision in needed)
 
 
-def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
-    """Return whether attention is fused: wanted by the job and possible on the GPU.
-
-    FlashAttention-2 needs compute capability 8.0, and half precision; GPUs without a compute
-    capability (AMD) have a fused kernel too.
+def has_fused_attention(head: int, gpu: GpuType) -> bool:
+    """Return whether a GPU has a fused kernel of attention for both passes, in half precision, for
+    heads of up to `head` channels: from compute capability 8.0 on, for heads of more than
+    `_WIDE_HEAD` only on 8.0 and from 9.0 on (`get_attention_backend`, Transformer Engine 2.20).
+    GPUs without a compute capability (AMD) have one too.
     """
-    if not training.flash_attention or training.precision == "fp32":
-        return False
-    return gpu.capability is None or gpu.capability >= 8
+    if gpu.capability is None:
+        return True
+    is_small = 8.0 < gpu.capability < 9.0
+    return gpu.capability >= FLASH_CAPABILITY and not (is_small and head > _WIDE_HEAD)
+
+
+def uses_flash_attention(model: ModelSpec, training: TrainingSpec, gpu: GpuType) -> bool:
+    """Return whether attention is fused: wanted by the job and possible on the GPU."""
+    wanted = training.flash_attention and training.precision != "fp32"
+    return wanted and has_fused_attention(max(model.head_sizes), gpu)
 
 
 def layer_times(
@@ -159,10 +170,10 @@ def part_seconds(
         calibration: constants of GPUs; None is the shipped ones.
     """
     # Products, scores and context, then all that memory bounds.
-    training = workload.training
-    is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
+    model, training = workload.model, workload.training
+    is_fused = not share.stores_scores(training, uses_flash_attention(model, training, gpu))
     speed = speed_of(training, gpu, calibration)
-    work = work_of(workload.model, training, share, is_fused)
+    work = work_of(model, training, share, is_fused)
     products = _product_times(work.products, speed)
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, (gpu, share), work, speed, is_fused, calibration)
@@ -196,13 +207,14 @@ def _product_times(products: Sequence[Product], speed: Speed) -> PassTimes:
     )
 
 
-def is_ring(training: TrainingSpec, members: Sequence[tuple[GpuType, TensorShare]]) -> bool:
+def is_ring(workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]) -> bool:
     """Return whether keys and values go round in a ring: with fused attention on all members and
     equal parts of sequences."""
+    model, training = workload.model, workload.training
     return all(
         share.context_parallel > 1
         and share.context_shares is None
-        and uses_flash_attention(training, gpu)
+        and uses_flash_attention(model, training, gpu)
         for gpu, share in members
     )
 
@@ -222,7 +234,7 @@ def _core_times(
     gpu, share = member
     if is_fused:
         # A ring has a call for each round, of queries and keys of one part of the sequence.
-        rounds = share.context_parallel if is_ring(workload.training, (member,)) else 1
+        rounds = share.context_parallel if is_ring(workload, (member,)) else 1
         # The kernel's own tables: a part of the rate of large products, and a fixed cost a call.
         calibration = calibration or shipped_calibration()
         length = workload.model.seq_length // rounds
@@ -257,7 +269,7 @@ def core_attention_times(
     model, training = workload.model, workload.training
     found = []
     for gpu, share in members:
-        is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
+        is_fused = not share.stores_scores(training, uses_flash_attention(model, training, gpu))
         work = attention_work(model, training, share, is_fused)
         speed = speed_of(training, gpu, calibration)
         found.append(_core_times(workload, (gpu, share), work, speed, is_fused, calibration))

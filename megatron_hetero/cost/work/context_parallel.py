@@ -32,7 +32,7 @@ def waiting_times(
     context = members[0][1].context_parallel
     if context == 1:
         return PassTimes(0.0, 0.0)
-    share, in_ring = members[0][1], is_ring(training, members)
+    share, in_ring = members[0][1], is_ring(workload, members)
     sizes = [attention_sizes(model, share) for _, share in members]
     # Latent attention has as wide keys as queries; else keys are as wide as values.
     both = max(sum(s) if model.kv_lora_rank else 2 * s[1] for s in sizes)
@@ -60,7 +60,7 @@ def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
     and added in the others, half of those of keys and values.
     """
     model, training = workload.model, workload.training
-    if not is_ring(training, members):
+    if not is_ring(workload, members):
         return PassTimes(0.0, 0.0)
     found = []
     for gpu, share in members:

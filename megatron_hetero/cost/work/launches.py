@@ -227,7 +227,7 @@ def launching_times(
         elif piece == "head":
             launches = head_launches(training, share.width)
         else:
-            flash = uses_flash_attention(training, gpu)
+            flash = uses_flash_attention(model, training, gpu)
             launches = layer_launches(model, training, share, flash=flash)
             launches = launches.plus(0, hook_launches(model, training, share))
         # A profile may have measured the launches of this type's host.

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.flags.gpu_needs import FLASH_CAPABILITY, without_divided_attention
+from megatron_hetero.flags.gpu_needs import without_divided_attention
 from megatron_hetero.flags.support.rules import (
     Rule,
     given_arguments,
@@ -172,12 +172,11 @@ def check_divided_attention(plan: Plan, args: Any) -> None:
     catalogue = set(gpu_type_names())
     for r, s, stage in stages(plan):
         names = {plan.type_by_device.get(device, "") for device in stage.devices} & catalogue
-        for gpu in without_divided_attention(stage, map(gpu_type, sorted(names))):
+        gpus = map(gpu_type, sorted(names))
+        for lacking in without_divided_attention(stage, gpus, plan.workload):
             raise UnsupportedError(
-                f"replica {r}, stage {s} divides sequences (cp) on {gpu.name}: Transformer Engine "
-                "does so by a fused kernel alone, which needs compute capability "
-                f"{FLASH_CAPABILITY}, {gpu.name} has {gpu.capability}. Plan again, or use "
-                "--transformer-impl local."
+                f"replica {r}, stage {s} divides sequences (cp), which Transformer Engine does by "
+                f"a fused kernel alone: {lacking}. Plan again, or use --transformer-impl local."
             )
 
 

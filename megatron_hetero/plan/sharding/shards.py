@@ -14,6 +14,10 @@ from itertools import accumulate
 
 from megatron_hetero.errors import PlanFormatError
 
+COLUMN_BLOCK = 16
+"""Columns of an MLP that a share takes or leaves together: the least that an fp8 product of
+Transformer Engine takes (`assert_dim_for_fp8_exec`), and 32 aligned bytes of a bf16 one."""
+
 
 def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None) -> tuple[int, ...]:
     """Cut `num_units` units over `width` devices.
@@ -61,26 +65,27 @@ def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None)
     return (0, *accumulate(_largest_remainders(num_units, shares)))
 
 
-def vocabulary_edges(
-    num_rows: int, divisor: int, width: int, shares: Sequence[int] | None = None
+def block_edges(
+    num_units: int, block: int, width: int, shares: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Cut the padded vocabulary: in blocks of `--make-vocab-size-divisible-by` rows, for the
-    kernels' sake, where there is a block for each device and nothing left over; else row by row.
+    """Cut rows or columns by shares in whole blocks, for the kernels' sake, where there is a block
+    for each device and nothing left over; else one by one.
 
     Args:
-        num_rows: rows of the padded vocabulary.
-        divisor: `--make-vocab-size-divisible-by`.
+        num_units: rows of the padded vocabulary, or columns of an MLP.
+        block: units of a block: `--make-vocab-size-divisible-by`, or `COLUMN_BLOCK`.
         width: devices of the group.
         shares: relative sizes, one for each device; None is equal parts.
     Raises:
         PlanFormatError: as `shard_edges`.
 
-    >>> vocabulary_edges(1024, 128, 3, (2, 1, 1))
+    >>> block_edges(1024, 128, 3, (2, 1, 1))
     (0, 512, 768, 1024)
     """
-    # Smaller units only where whole blocks do not come out even.
-    block = divisor if num_rows % divisor == 0 and num_rows // divisor >= width else 1
-    return tuple(edge * block for edge in shard_edges(num_rows // block, width, shares))
+    # Equal parts need no rounding.
+    whole = num_units % block == 0 and num_units // block >= width
+    size = block if shares is not None and whole else 1
+    return tuple(edge * size for edge in shard_edges(num_units // size, width, shares))
 
 
 def _largest_remainders(num_units: int, shares: Sequence[int]) -> list[int]:

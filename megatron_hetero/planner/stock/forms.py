@@ -7,13 +7,13 @@ from functools import lru_cache
 from math import gcd, lcm
 
 from megatron_hetero.cost.choices import (
-    FP8_ROWS,
     ExpertGroups,
     cuts_heads,
     cuts_positions,
     may_choose,
     may_divide,
 )
+from megatron_hetero.cost.fp8_sizes import FP8_ROWS
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.plan.plan import StageShape
@@ -62,7 +62,7 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
     training, model = problem.workload.training, problem.workload.model
     nodes = [problem.cluster.node_by_name[name] for name in ranks.names]
     may = (
-        all(uses_flash_attention(training, node.gpu_type) for node in nodes)
+        all(uses_flash_attention(model, training, node.gpu_type) for node in nodes)
         and may_choose(problem.costs, "context_parallel")
         and may_divide(problem.workload, _STOCK_DIVIDES_WITH)
     )
@@ -103,9 +103,9 @@ def groups_fit_grid(grid: StockGrid, groups: ExpertGroups | None) -> bool:
 def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:
     """Return kinds of recompute: as needed of stages in one piece, none and full of others;
     selective spares what flash attention does not keep anyway."""
-    training = problem.workload.training
+    model, training = problem.workload.model, problem.workload.training
     gpu_types = {node.gpu_type.name: node.gpu_type for node in problem.nodes}
-    flash = all(uses_flash_attention(training, own) for own in gpu_types.values())
+    flash = all(uses_flash_attention(model, training, own) for own in gpu_types.values())
     plain: tuple[StockRecompute, ...] = ("as needed", "none", "full")
     return plain if flash else (*plain, "selective")
 

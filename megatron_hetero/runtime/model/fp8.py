@@ -15,17 +15,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
+from megatron_hetero.cost.fp8_sizes import FP8_COLUMNS, FP8_ROWS, sizes_without_fp8
 from megatron_hetero.cost.share import member_shares
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError
 from megatron_hetero.flags.gpu_needs import FP8_CAPABILITY
-from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan, Stage
 
 _RECIPE = "tensorwise"
 ON_A_CPU = (_RECIPE, "delayed")
 """Recipes that the CPU's Transformer Engine has: a scale for each tensor."""
-_COLUMNS, _ROWS = 16, 8
-"""Divisors of the last size of each factor, and of the number of tokens."""
 
 REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
@@ -95,19 +94,8 @@ def check_plan(plan: Plan, workload: Workload) -> None:
 def _sizes(workload: Workload, stage: Stage, micro_batch_size: int) -> Iterator[str]:
     model, shape = workload.model, stage.shape
     tokens = micro_batch_size * model.seq_length // shape.context_parallel
-    if tokens % _ROWS:
-        yield f"{tokens} tokens of a micro-batch on a rank, no multiple of {_ROWS}"
-    if model.hidden_size % _COLUMNS:
-        yield f"--hidden-size {model.hidden_size}, no multiple of {_COLUMNS}"
+    if tokens % FP8_ROWS:
+        yield f"{tokens} tokens of a micro-batch on a rank, no multiple of {FP8_ROWS}"
     for rank, share in enumerate(member_shares(model, shape.tensor_parallel, shape.shares)):
-        for what, size in _divided(model, share.query_groups, share.mlp_columns):
-            if size % _COLUMNS:
-                yield f"tensor rank {rank} has {size} {what}, no multiple of {_COLUMNS}"
-
-
-def _divided(model: ModelSpec, groups: int, columns: int) -> Iterator[tuple[str, int]]:
-    # A query group brings along all of its query heads.
-    heads = groups * (model.num_attention_heads // model.num_query_groups)
-    yield "columns of queries", heads * model.kv_channels
-    yield "columns of keys", groups * model.kv_channels
-    yield "columns of the MLP", columns
+        for what, size in sizes_without_fp8(model, share):
+            yield f"tensor rank {rank} has {size} {what}, no multiple of {FP8_COLUMNS}"

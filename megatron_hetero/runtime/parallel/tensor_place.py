@@ -18,7 +18,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.plan.plan import StageShape
-from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import COLUMN_BLOCK, block_edges, shard_edges
 
 _ATTRIBUTE = "hetero_tensor_place"
 _DIVIDED_EVENLY = (".self_attention.linear_q_down_proj.", ".self_attention.linear_kv_down_proj.")
@@ -108,10 +108,11 @@ class TensorPlace:
             return replace(cls.even(width, index), dealt=dealt)
         # Kinds of units that the model does not have count as even.
         edges = dict.fromkeys(_UNITS, tuple(range(width + 1)))
-        edges |= {name: shard_edges(number, width, shares) for name, number in units.items()}
-        rows = vocabulary_edges(
-            args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
-        )
+        edges["query_groups"] = shard_edges(units.pop("query_groups"), width, shares)
+        edges |= {
+            name: block_edges(number, COLUMN_BLOCK, width, shares) for name, number in units.items()
+        }
+        rows = block_edges(args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares)
         return cls(width, index, vocabulary_rows=rows, is_even=False, dealt=dealt, **edges)
 
     def part_of(self, name: str) -> tuple[tuple[int, ...], int]:

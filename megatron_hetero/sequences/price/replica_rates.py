@@ -109,7 +109,7 @@ def _rates(
             fullest(of.token_bytes for of in held),
             max(fullest(of.pair_bytes for of in held), 0.0),
             room_bytes,
-            all(uses_flash_attention(workload.training, gpu) for gpu in gpus),
+            all(uses_flash_attention(workload.model, workload.training, gpu) for gpu in gpus),
             all(stage.measured for cost in costs for stage in cost.stages),
         ),
         fullest(of.gathered_bytes for of in held),

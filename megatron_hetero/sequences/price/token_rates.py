@@ -86,7 +86,7 @@ def token_rates(
         token_bytes,
         max(pair_bytes, 0.0),
         gpu.memory_bytes - fixed_bytes,
-        uses_flash_attention(workload.training, gpu),
+        uses_flash_attention(workload.model, workload.training, gpu),
         is_measured,
     )
 

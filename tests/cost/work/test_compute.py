@@ -12,6 +12,7 @@ from megatron_hetero.cost.work.compute import (
     PassTimes,
     core_attention_times,
     gemm_efficiency,
+    has_fused_attention,
     layer_times,
     uses_flash_attention,
 )
@@ -72,11 +73,21 @@ def test_recompute_adds_forward_work_to_backward() -> None:
 
 
 def test_flash_attention_needs_capability_8_and_half_precision() -> None:
-    training = make_workload().training
-    assert uses_flash_attention(training, FAST)
-    assert not uses_flash_attention(training, OLD)
-    assert not uses_flash_attention(replace(training, precision="fp32"), FAST)
-    assert not uses_flash_attention(replace(training, flash_attention=False), FAST)
+    model, training = make_workload().model, make_workload().training
+    assert uses_flash_attention(model, training, FAST)
+    assert not uses_flash_attention(model, training, OLD)
+    assert not uses_flash_attention(model, replace(training, precision="fp32"), FAST)
+    assert not uses_flash_attention(model, replace(training, flash_attention=False), FAST)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "widest"),
+    [("T4", 0), ("A100-80GB", 256), ("RTX-3090", 192), ("L40S", 192), ("H100-80GB", 256)],
+)
+def test_wide_heads_are_fused_on_some_gpus_only(gpu: str, widest: int) -> None:
+    """As `get_attention_backend` of Transformer Engine 2.20 disables FlashAttention-2."""
+    fused = [head for head in (64, 128, 192, 256) if has_fused_attention(head, gpu_type(gpu))]
+    assert max(fused, default=0) == widest
 
 
 @pytest.mark.parametrize("latent", [False, True])

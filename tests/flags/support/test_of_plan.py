@@ -57,7 +57,7 @@ def test_flags_beside_divided_sequences(flags: str, says: str) -> None:
         ("--fp16 --attention-backend unfused", "RTX-3090", "--attention-backend unfused: use auto"),
         ("--fp16 --softmax-type learnable", "RTX-3090", "--softmax-type: add --cp-comm-type a2a"),
         ("--fp16 --window-size 4,0", "RTX-3090", "--window-size: add --cp-comm-type a2a or all_g"),
-        ("--fp16", "T4", "replica 0, stage 0 divides sequences .* 8.0, T4 has 7.5"),
+        ("--fp16", "T4", r"replica 0, stage 0 divides sequences .*: T4 \(.* 7.5\) has none"),
     ],
 )
 def test_transformer_engine_divides_fused_attention_alone(flags: str, gpus: str, says: str) -> None:
@@ -73,6 +73,20 @@ def test_transformer_engine_divides_fused_attention_alone(flags: str, gpus: str,
         megatron_args(plan(), "plan.json")
     if "--window-size" not in flags:
         assert megatron_args(plan("--transformer-impl", "local"), "plan.json")
+
+
+def test_wide_heads_have_no_fused_kernel_on_small_gpus() -> None:
+    """Transformer Engine 2.20 disables FlashAttention-2 there, and cuDNN has no backward pass."""
+    words = ("--fp16", "--transformer-impl", "transformer_engine")
+
+    def placed(gpu: str) -> Plan:
+        cluster = make_cluster(("a", gpu_type(gpu), 4))
+        found = place_plan(job(DIVIDED, *words, kv_channels=256), cluster)
+        return replace(found, hosts=canonical_hosts(found.replicas, cluster))
+
+    assert megatron_args(placed("A100-80GB"), "plan.json")
+    with pytest.raises(UnsupportedError, match=r"8\.6\) has none for heads of 256 channels"):
+        megatron_args(placed("RTX-3090"), "plan.json")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.sharding import shards
-from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import COLUMN_BLOCK, block_edges, common_cuts, shard_edges
 
 
 def test_examples_of_the_docstrings() -> None:
@@ -69,8 +69,17 @@ def test_tables_of_different_tensors_do_not_mix() -> None:
         common_cuts([])
 
 
+@given(st.integers(2, 6).flatmap(lambda n: st.tuples(*[st.integers(1, 20)] * n)))
+def test_columns_in_unlike_shares_stay_in_blocks(shares: tuple[int, ...]) -> None:
+    edges = block_edges(688 * COLUMN_BLOCK, COLUMN_BLOCK, len(shares), shares)
+    assert not any(edge % COLUMN_BLOCK for edge in edges)
+    parts = [stop - start for start, stop in pairwise(edges)]
+    for part, share in zip(parts, shares, strict=True):
+        assert abs(part - 688 * COLUMN_BLOCK * share / sum(shares)) < COLUMN_BLOCK
+
+
 def test_vocabulary_rows_divide_in_blocks_where_there_are_enough() -> None:
-    assert vocabulary_edges(1024, 128, 3, (2, 1, 1)) == (0, 512, 768, 1024)
-    assert vocabulary_edges(260, 128, 2, (3, 1)) == (0, 195, 260)
-    assert vocabulary_edges(256, 128, 3, (1, 1, 1)) == (0, 86, 171, 256)
-    assert vocabulary_edges(256, 128, 2) == (0, 128, 256)
+    assert block_edges(1024, 128, 3, (2, 1, 1)) == (0, 512, 768, 1024)
+    assert block_edges(260, 128, 2, (3, 1)) == (0, 195, 260)
+    assert block_edges(256, 128, 3, (1, 1, 1)) == (0, 86, 171, 256)
+    assert block_edges(256, 128, 2) == (0, 128, 256)

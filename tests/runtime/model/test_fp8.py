@@ -95,5 +95,9 @@ def test_sizes_without_an_fp8_product_are_named() -> None:
         fp8.check_plan(
             with_micro_batch_sizes(plan("tp4(2:1:1:1):4 @4"), 1), workload(ffn_hidden_size=72)
         )
+    with pytest.raises(
+        UnsupportedError, match=r"tensor rank 3 has 40 hidden channels, no multiple"
+    ):
+        fp8.check_plan(with_micro_batch_sizes(plan("tp4:4 @4"), 1), workload(hidden_size=40))
     with pytest.raises(UnsupportedError, match="tokens of a micro-batch"):
         fp8.check_plan(with_micro_batch_sizes(plan("tp1cp2:4 @4"), 1), workload(seq_length=20))

@@ -14,7 +14,7 @@ from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 
 
 def arguments(
-    heads: int = 16, groups: int | None = 8, ffn: int = 80, vocab: int = 64
+    heads: int = 16, groups: int | None = 8, ffn: int = 128, vocab: int = 64
 ) -> SimpleNamespace:
     return SimpleNamespace(
         num_attention_heads=heads,
@@ -35,9 +35,9 @@ def place(shares: tuple[int, ...] | None, index: int, args: SimpleNamespace) -> 
 def test_a_quarter_of_the_virtual_model_is_the_ranks_own_share() -> None:
     args = arguments()
     with place((3, 2, 2, 1), 0, args).own_sizes(args):
-        assert vars(args) == vars(arguments(heads=24, groups=12, ffn=120, vocab=96))
+        assert vars(args) == vars(arguments(heads=24, groups=12, ffn=192, vocab=96))
     with place((3, 2, 2, 1), 3, args).own_sizes(args):
-        assert vars(args) == vars(arguments(heads=8, groups=4, ffn=40, vocab=32))
+        assert vars(args) == vars(arguments(heads=8, groups=4, ffn=64, vocab=32))
     assert vars(args) == vars(arguments())
 
 

@@ -162,7 +162,7 @@ def _works(
     """
     model, training = workload.model, workload.training
     share, speed = even_share(model, 1), speed_of(training, gpu)
-    flash = uses_flash_attention(training, gpu)
+    flash = uses_flash_attention(model, training, gpu)
     attention = attention_work(model, training, share, flash)
     mlp = mlp_work(model, training, share, flash)
     norm_s = speed.memory_s(attention.memory_bytes)
@@ -278,7 +278,7 @@ def _kept(workload: Workload, gpus: Sequence[GpuType], times: int) -> dict[str, 
     model = workload.model
     # Members with all columns keep whole sequences of their own.
     training = replace(workload.training, sequence_parallel=False)
-    flash = all(uses_flash_attention(training, gpu) for gpu in gpus)
+    flash = all(uses_flash_attention(model, training, gpu) for gpu in gpus)
     share = even_share(model, 1)
 
     def kept(groups: int, columns: int) -> float:
