@@ -1,7 +1,7 @@
 """The search without one of its parts at a time: what each is worth, in steps and in time.
 
     python tools/bench ablation --kept FOLDER [--only TEXT ...] [--large N] [--scale SIZE ...]
-        [--parts TEXT ...] [--json]
+        [--drawn FIRST END] [--commit HASH] [--parts TEXT ...] [--json]
 
 A part is a strategy, a move, or a habit of the search over structures.  The jobs are those of
 `search`.  Each part is left out in a process of its own, which plans all jobs one after the
@@ -43,8 +43,8 @@ from megatron_hetero.planner.seeds import starts
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.structure_search import Phases, StructureSearch
 from tools.bench.alone import alone
-from tools.bench.search.search import all_jobs, step_of
-from tools.bench.show import Columns, is_chosen, only, option
+from tools.bench.search.search import JOB_OPTIONS, all_jobs, step_of
+from tools.bench.show import Columns, is_chosen, option
 
 WHOLE = "the whole search"
 Strategies = list[Strategy]
@@ -64,6 +64,9 @@ def without_move(name: str) -> LeaveOut:
         for table in ("IN_ONE", "IN_TWO", "WITH_IDLE"):
             moves = getattr(neighbours, table)
             setattr(neighbours, table, tuple(m for m in moves if m.__name__ != name))
+        vars(neighbours)["DIVIDED"] = tuple(
+            tuple(m for m in moves if m.__name__ != name) for moves in neighbours.DIVIDED
+        )
         return given
 
     return leave_out
@@ -102,7 +105,7 @@ def parts() -> Mapping[str, LeaveOut]:
     """Return what leaves each part out, by its name."""
     names = [type(strategy).__name__ for strategy in default_strategies()]
     found = {f"strategy {name}": without_strategy(name) for name in dict.fromkeys(names)}
-    tables = neighbours.IN_ONE, neighbours.IN_TWO, neighbours.WITH_IDLE
+    tables = neighbours.IN_ONE, neighbours.IN_TWO, neighbours.WITH_IDLE, *neighbours.DIVIDED
     found |= {f"move {m.__name__}": without_move(m.__name__) for table in tables for m in table}
     found["move begin"] = changed(neighbours, "begin", lambda *_: iter(()))
     found["moves of all replicas that are alike"] = changed(
@@ -164,7 +167,7 @@ def run_without(part: str, folder: Path, options: argparse.Namespace) -> None:
     leave_out: LeaveOut = (lambda given: given) if part == WHOLE else parts()[part]
     rows = {}
     strategies = leave_out(list(default_strategies()))
-    for job in all_jobs(options.only, options.large, options.scale, folder):
+    for job in all_jobs(options, folder):
         cluster, workload = job.load()
         started = time.process_time()
         try:
@@ -213,9 +216,7 @@ COLUMNS = Columns({
 
 OPTIONS = (
     option("--kept", type=Path, required=True, metavar="FOLDER"),
-    only(),
-    option("--large", type=int, default=0, metavar="N", help="jobs of `large`"),
-    option("--scale", type=int, nargs="+", default=[], metavar="SIZE"),
+    *JOB_OPTIONS,
     option("--parts", nargs="+", metavar="TEXT", help="parts with this in their name"),
 )
 

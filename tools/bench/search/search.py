@@ -1,16 +1,17 @@
 """Plans and processor time of this tree's search beside another's, job by job.
 
     python tools/bench search --tree FOLDER [--only TEXT ...] [--large N] [--scale SIZE ...]
-        [--without STRATEGY ...] [--plans FOLDER] [--json]
+        [--drawn FIRST END] [--commit HASH] [--without STRATEGY ...] [--plans FOLDER] [--json]
 
 The first FOLDER is another checkout of this repository, for example ``git worktree add FOLDER
-COMMIT``.  The jobs are those of `jobs`, the first N of seed 1 of the benchmark `large`, and those
-of `scale` of the sizes given.  Both trees search in processes of their own, one after the other,
-without the lower bound; both plans are then simulated by this tree.  Of every GPU both keep 1 GiB
-free, the default of the first releases.  A plan of the other tree that this one refuses, or whose
-memory it finds too large, is listed and not counted.  With --without this tree's search leaves
-strategies out (the names are those of classes).  Plans kept in the folder given with --plans are
-not searched again: a folder is for two states of the code, which its files do not name.
+COMMIT``.  The jobs are those of `jobs`, the first N of seed 1 of the benchmark `large`, those
+of `scale` of the sizes given, and those drawn from a hash.  Both trees search in processes of their
+own, one after the other, without the lower bound; both plans are then simulated by this tree.  Of
+every GPU both keep 1 GiB free, the default of the first releases.  A plan of the other tree that
+this one refuses, or whose memory it finds too large, is listed and not counted.  With --without
+this tree's search leaves strategies out (the names are those of classes).  Plans kept in the folder
+given with --plans are not searched again: a folder is for two states of the code, which its files
+do not name.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from megatron_hetero.units import format_bytes
 from tools.bench.jobs import ROOT, Job, jobs
 from tools.bench.search.large import large_jobs
 from tools.bench.show import Columns, is_chosen, only, option
+from tools.drawn_clusters import drawn_job, planner_commit, random_of
 from tools.scale_clusters import write_case
 
 _CHILD = """
@@ -69,23 +71,38 @@ save_plan(bare_plan(problem, best, {}), Path(plan_path))
 """
 
 
-def all_jobs(
-    only: Sequence[str] | None, num_large: int, sizes: Sequence[int], folder: Path
-) -> list[Job]:
-    """Return the jobs whose names contain one of `only`; those made up are written to a folder.
+JOB_OPTIONS = (
+    only(),
+    option("--large", type=int, default=0, metavar="N", help="jobs of `large`"),
+    option("--scale", type=int, nargs="+", default=[], metavar="SIZE", help="GPUs"),
+    option(
+        "--drawn", type=int, nargs=2, default=(0, 0), metavar=("FIRST", "END"),
+        help="jobs of up to 24 GPUs drawn from a hash, by number",
+    ),
+    option("--commit", metavar="HASH", help="to draw from; the planner's last commit by itself"),
+)  # fmt: skip
+"""Which jobs `all_jobs` returns."""
 
-    Args:
-        num_large: jobs of the benchmark `large`.
-        sizes: numbers of GPUs of jobs of `scale`.
-    """
+
+def all_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
+    """Return the jobs of `JOB_OPTIONS`; those made up are written to a folder."""
+
+    def written(name: str, stem: str, cluster_data: Any, flags: Sequence[str]) -> Job:
+        cluster, model = folder / f"{stem}.yaml", folder / f"{stem}.flags"
+        cluster.write_text(canonical_json(cluster_data))
+        model.write_text(" ".join(flags))
+        return Job(name, cluster, model)
+
     found = jobs()
-    for number, large in enumerate(islice(large_jobs(1), num_large)):
-        cluster, model = folder / f"large-{number}.yaml", folder / f"large-{number}.flags"
-        cluster.write_text(canonical_json(large.cluster_data()))
-        model.write_text(" ".join(large.flags()))
-        found.append(Job(f"large {number}: {large.num_gpus} GPUs, {large.model}", cluster, model))
-    found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in sizes]
-    found = [job for job in found if is_chosen(job.name, only)]
+    for number, large in enumerate(islice(large_jobs(1), given.large)):
+        name = f"large {number}: {large.num_gpus} GPUs, {large.model}"
+        found.append(written(name, f"large-{number}", large.cluster_data(), large.flags()))
+    found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in given.scale]
+    for number in range(*given.drawn):
+        job = drawn_job(random_of(given.commit or planner_commit(), "search", number))
+        name = f"drawn {number}: {job.machines}, {job.model}"
+        found.append(written(name, f"drawn-{number}", job.cluster_data, job.flags))
+    found = [job for job in found if is_chosen(job.name, given.only)]
     return [with_equal_memory(job, folder / f"equal-{n}.yaml") for n, job in enumerate(found)]
 
 
@@ -190,9 +207,7 @@ MEANS = Columns({
 
 OPTIONS = (
     option("--tree", type=Path, required=True, metavar="FOLDER"),
-    only(),
-    option("--large", type=int, default=0, metavar="N", help="jobs of `large`"),
-    option("--scale", type=int, nargs="+", default=[], metavar="SIZE", help="GPUs"),
+    *JOB_OPTIONS,
     option("--without", nargs="+", default=[], metavar="STRATEGY", help="left out"),
     option("--plans", type=Path, metavar="FOLDER", help="plans, kept between runs"),
 )
@@ -207,7 +222,7 @@ def run(given: argparse.Namespace) -> Iterator[Columns | dict[str, Any]]:
         made = Path(folder)
         plans = given.plans.resolve() if given.plans else made
         plans.mkdir(parents=True, exist_ok=True)
-        for job in all_jobs(given.only, given.large, given.scale, made):
+        for job in all_jobs(given, made):
             rows.append(compare(job, other, plans, given.without))
             yield rows[-1]
     if any("other_step_s" in row and "ours_step_s" in row for row in rows):
