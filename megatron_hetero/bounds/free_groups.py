@@ -35,8 +35,8 @@ from megatron_hetero.cost.work.compute import (
     can_train,
     core_attention_times,
     gemm_efficiency,
-    uses_flash_attention,
 )
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.stage_precision import training_on
 from megatron_hetero.model.blocks import whole_latent_params

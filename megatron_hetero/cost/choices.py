@@ -10,7 +10,7 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.fp8_sizes import FP8_ROWS
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
-from megatron_hetero.cost.work.compute import uses_flash_attention
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.model.spec import TokenDispatcher, Workload

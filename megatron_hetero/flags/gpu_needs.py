@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.nodes import GpuType
-from megatron_hetero.cost.work.compute import FLASH_CAPABILITY, has_fused_attention
+from megatron_hetero.cost.work.fused_attention import FLASH_CAPABILITY, has_fused_attention
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan, Stage

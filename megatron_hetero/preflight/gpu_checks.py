@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.cost.work.compute import FLASH_CAPABILITY
+from megatron_hetero.cost.work.fused_attention import FLASH_CAPABILITY
 from megatron_hetero.flags.gpu_needs import (
     GpuNeed,
     gpu_needs,

@@ -36,7 +36,7 @@ from megatron_hetero.cost.parameters import (
     word_params,
 )
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.cost.work.compute import uses_flash_attention
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.model.spec import ModelSpec, Workload
 
 _FP8_COPIES_BYTES = 2

@@ -12,7 +12,7 @@ host_work    work of the host beyond what it launches, in units of an operator
 products     seconds of a matrix product, by measured tables
 under_products  exchanges of a tensor-parallel group that hide under products
 calibration  what GPUs reach of their peaks, from published tables
-fused_attention  the part of large products that kernels of attention reach
+fused_attention  which GPUs have a kernel of fused attention, and the part of products it reaches
 profile      profile.json
 stage_precision  what a group computes in where stages have precisions of their own
 gauge        modelled times corrected by the nearest measured ones

@@ -19,6 +19,7 @@ from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.cost.work.calibration import Calibration, shipped_calibration
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.layer_work import (
     Work,
     WorkOf,
@@ -29,14 +30,10 @@ from megatron_hetero.cost.work.products import GemmEfficiency, Product
 from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
-from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
+from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
 _FUSED_BACKWARD_FLOPS = 2.5
 """Backward over forward of fused attention: five products instead of two, the scores once more."""
-FLASH_CAPABILITY = 8.0
-"""Compute capability from which there are fused kernels of attention."""
-_WIDE_HEAD = 192
-"""Channels of a head up to which every GPU with fused kernels has one for backward."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -80,24 +77,6 @@ def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
         return False
     needed = [precision_on(training, (gpu,)), *(["fp8"] if training.fp8 else [])]
     return all(peak_flops_per_s(gpu, precision) is not None for precision in needed)
-
-
-def has_fused_attention(head: int, gpu: GpuType) -> bool:
-    """Return whether a GPU has a fused kernel of attention for both passes, in half precision, for
-    heads of up to `head` channels: from compute capability 8.0 on, for heads of more than
-    `_WIDE_HEAD` only on 8.0 and from 9.0 on (`get_attention_backend`, Transformer Engine 2.20).
-    GPUs without a compute capability (AMD) have one too.
-    """
-    if gpu.capability is None:
-        return True
-    is_small = 8.0 < gpu.capability < 9.0
-    return gpu.capability >= FLASH_CAPABILITY and not (is_small and head > _WIDE_HEAD)
-
-
-def uses_flash_attention(model: ModelSpec, training: TrainingSpec, gpu: GpuType) -> bool:
-    """Return whether attention is fused: wanted by the job and possible on the GPU."""
-    wanted = training.flash_attention and training.precision != "fp32"
-    return wanted and has_fused_attention(max(model.head_sizes), gpu)
 
 
 def layer_times(

@@ -1,4 +1,4 @@
-"""The part of large products that kernels of fused attention reach, by head size and sequence."""
+"""Fused attention: which GPUs have a kernel, and the part of large products that it reaches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+FLASH_CAPABILITY = 8.0
+"""Compute capability from which there are fused kernels of attention."""
+_WIDE_HEAD = 192
+"""Channels of a head up to which every GPU with fused kernels has one for backward."""
 DEFAULT = "default"
 """Key of what GPUs without a table of their own reach."""
 
@@ -59,3 +66,21 @@ class FusedAttention:
             part.forward / (1 + self.extra_tokens["forward"] / seq_length),
             part.backward / (1 + self.extra_tokens["backward"] / seq_length),
         )
+
+
+def has_fused_attention(head: int, gpu: GpuType) -> bool:
+    """Return whether a GPU has a fused kernel of attention for both passes, in half precision, for
+    heads of up to `head` channels: from compute capability 8.0 on, for heads of more than
+    `_WIDE_HEAD` only on 8.0 and from 9.0 on (`get_attention_backend`, Transformer Engine 2.20).
+    GPUs without a compute capability (AMD) have one too.
+    """
+    if gpu.capability is None:
+        return True
+    is_small = 8.0 < gpu.capability < 9.0
+    return gpu.capability >= FLASH_CAPABILITY and not (is_small and head > _WIDE_HEAD)
+
+
+def uses_flash_attention(model: ModelSpec, training: TrainingSpec, gpu: GpuType) -> bool:
+    """Return whether attention is fused: wanted by the job and possible on the GPU."""
+    wanted = training.flash_attention and training.precision != "fp32"
+    return wanted and has_fused_attention(max(model.head_sizes), gpu)

@@ -14,7 +14,7 @@ from megatron_hetero.cost.choices import (
     may_divide,
 )
 from megatron_hetero.cost.fp8_sizes import FP8_ROWS
-from megatron_hetero.cost.work.compute import uses_flash_attention
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.plan.stock_ranks import groups_fit

@@ -17,7 +17,7 @@ from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.step_cost import ReplicaCost
-from megatron_hetero.cost.work.compute import uses_flash_attention
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.pipelines import StageRates

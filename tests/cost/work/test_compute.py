@@ -12,11 +12,10 @@ from megatron_hetero.cost.work.compute import (
     PassTimes,
     core_attention_times,
     gemm_efficiency,
-    has_fused_attention,
     layer_times,
-    uses_flash_attention,
 )
 from megatron_hetero.cost.work.ends import head_times
+from megatron_hetero.cost.work.fused_attention import has_fused_attention, uses_flash_attention
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.blocks import blocks
 from tests.cost.builders import FAST, OLD, SLOW, make_workload

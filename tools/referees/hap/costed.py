@@ -26,8 +26,8 @@ from megatron_hetero.cost.work.compute import (
     core_attention_times,
     gradient_accumulation_s,
     group_layer_times,
-    uses_flash_attention,
 )
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import speed_of
