@@ -1,9 +1,10 @@
 """The search without one of its parts at a time: what each is worth, in steps and in time.
 
     python tools/bench ablation --kept FOLDER [--only TEXT ...] [--large N] [--scale SIZE ...]
-        [--drawn FIRST END] [--commit HASH] [--parts TEXT ...] [--json]
+        [--drawn FIRST END] [--commit HASH] [--parts TEXT ...] [--together NAMES ...] [--json]
 
-A part is a strategy, a move, or a habit of the search over structures.  The jobs are those of
+A part is a strategy, a move, or a habit of the search over structures; `--together "move cut + move
+join"` leaves several out at once.  The jobs are those of
 `search`.  Each part is left out in a process of its own, which plans all jobs one after the
 other, without the lower bound; plans are simulated.  Steps and processor seconds are over those of
 the whole search, which is run first; a part that pays has a step above 1.  Rows are kept in FOLDER
@@ -47,6 +48,7 @@ from tools.bench.search.search import JOB_OPTIONS, all_jobs, step_of
 from tools.bench.show import Columns, is_chosen, option
 
 WHOLE = "the whole search"
+_AND = " + "
 Strategies = list[Strategy]
 LeaveOut = Callable[[Strategies], Strategies]
 """Changes the program of this process and returns the strategies that are left."""
@@ -164,9 +166,9 @@ def run_without(part: str, folder: Path, options: argparse.Namespace) -> None:
     path = folder / f"{part}.json"
     if path.exists():
         return
-    leave_out: LeaveOut = (lambda given: given) if part == WHOLE else parts()[part]
+    names = [] if part == WHOLE else part.split(_AND)
     rows = {}
-    strategies = leave_out(list(default_strategies()))
+    strategies = together(*[parts()[name] for name in names])(list(default_strategies()))
     for job in all_jobs(options, folder):
         cluster, workload = job.load()
         started = time.process_time()
@@ -218,6 +220,7 @@ OPTIONS = (
     option("--kept", type=Path, required=True, metavar="FOLDER"),
     *JOB_OPTIONS,
     option("--parts", nargs="+", metavar="TEXT", help="parts with this in their name"),
+    option("--together", nargs="+", metavar="NAMES", help=f"parts at once, with{_AND}between"),
 )
 
 
@@ -226,6 +229,11 @@ def run(given: argparse.Namespace) -> Iterator[Columns | dict[str, Any]]:
     given.kept.mkdir(parents=True, exist_ok=True)
     yield COLUMNS
     alone(run_without, WHOLE, given.kept, given)
-    for part in (name for name in parts() if is_chosen(name, given.parts)):
+    groups = given.together or []
+    if unknown := {name for group in groups for name in group.split(_AND)} - set(parts()):
+        raise SystemExit(f"--together: no parts {sorted(unknown)}; there are {', '.join(parts())}")
+    # With groups alone no single part is left out.
+    singles = [name for name in parts() if is_chosen(name, given.parts)]
+    for part in [*(singles if given.parts or not groups else ()), *groups]:
         alone(run_without, part, given.kept, given)
         yield summary(part, given.kept)
