@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.unread import MEGATRON_FLAGS, refuse_unread
-from megatron_hetero.cli.verify import require_runtime
+from megatron_hetero.cli.verify import missing_modules, require_runtime
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.model.script import OF_LIBRARIES
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.preflight.check import (
@@ -26,6 +28,7 @@ from megatron_hetero.preflight.check import (
 )
 from megatron_hetero.preflight.finding import Finding, has_errors
 from megatron_hetero.preflight.job import make_job
+from megatron_hetero.preflight.start import Answer, ask_megatron, why_not_to_ask
 from megatron_hetero.report.text.trials.kit import kit_report
 from megatron_hetero.report.text.trials.preflight import preflight_report
 from megatron_hetero.serving.checks import check_fleet
@@ -69,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a variable that the job will have, beside those that `flags` prints; repeat it",
     )
     parser.add_argument(
+        "--no-megatron",
+        action="store_true",
+        help="leave out the question to Megatron's own checks, which takes some seconds",
+    )
+    parser.add_argument(
         "--on-cluster",
         action="store_true",
         help="look at the machines too; run by torchrun, one process for each GPU",
@@ -100,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-_OF_PLANS = ("plan", "cluster", "profile", MEGATRON_FLAGS, "json")
+_OF_PLANS = ("plan", "cluster", "profile", MEGATRON_FLAGS, "json", "no_megatron")
 _OF_FILES = (*_OF_PLANS, "env")
 _OF_MACHINES = (*_OF_PLANS, "on_cluster", "time_limit")
 _OF_FLEETS = ("plan", "cluster", "json")
@@ -136,8 +144,41 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     what = "without --on-cluster and --train the files alone are looked at"
     refuse_unread(arguments, add_arguments, _OF_FILES, what)
     findings = check_plan_on_cluster(plan, cluster, settings, profile)
-    _print(findings, f"{_size(plan)}, not at the machines (--on-cluster)", arguments.json, output)
+    # Last, because Megatron's imports take some seconds.
+    answer = _megatrons_answer(plan, cluster, settings, findings, arguments, output)
+    findings = errors_first((*findings, *answer.findings))
+    looked_at = f"{_size(plan)}, not at the machines (--on-cluster); {_asked(answer)}"
+    _print(findings, looked_at, arguments.json, output, _asked_data(answer))
     return 1 if has_errors(findings) else 0
+
+
+def _megatrons_answer(
+    plan: Plan,
+    cluster: Cluster,
+    environment: Sequence[str],
+    findings: Sequence[Finding],
+    arguments: argparse.Namespace,
+    output: Output,
+) -> Answer:
+    """Ask Megatron about the job's start, if it is here and nothing was found that ends it."""
+    if arguments.no_megatron:
+        return Answer(because="--no-megatron")
+    missing = missing_modules()
+    because = f"{missing[0]} is not installed here" if missing else why_not_to_ask(findings)
+    if because is not None:
+        return Answer(because=because)
+    with output.progress("asking Megatron"):
+        return ask_megatron(make_job(plan, cluster, environment))
+
+
+def _asked(answer: Answer) -> str:
+    if answer.release is None:
+        return f"Megatron was not asked ({answer.because})"
+    return f"asked Megatron {answer.release}"
+
+
+def _asked_data(answer: Answer) -> dict[str, Any]:
+    return {"megatron": {"release": answer.release, "because": answer.because or None}}
 
 
 def _run_on_fleet(arguments: argparse.Namespace, output: Output) -> int:
@@ -190,8 +231,15 @@ def _run_on_cluster(
     # Figures come from the files, alike on all ranks; rank 0 prints.
     findings = errors_first((*check_figures(make_job(plan, cluster), profile), *outcome.findings))
     if outcome.rank == 0:
-        looked_at = f"{_size(plan)}, their machines and {len(outcome.tested)} groups"
+        # Its variables are the job's.
+        own = [f"{n}={value}" for n, value in os.environ.items() if OF_LIBRARIES.fullmatch(n)]
+        answer = _megatrons_answer(plan, cluster, own, findings, arguments, output)
+        findings = errors_first((*findings, *answer.findings))
+        looked_at = (
+            f"{_size(plan)}, their machines and {len(outcome.tested)} groups; {_asked(answer)}"
+        )
         data = {
+            **_asked_data(answer),
             "machines": [fact.model_dump(mode="json") for fact in outcome.facts],
             "groups": list(outcome.tested),
         }

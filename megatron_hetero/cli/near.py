@@ -15,10 +15,11 @@ from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import EXIT_INTERRUPTED, CheckFailedError, UsageError
+from megatron_hetero.errors import EXIT_INTERRUPTED, CheckFailedError, ModelError, UsageError
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words, unread_parts
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import with_precision
@@ -88,6 +89,24 @@ def check_near_arguments(arguments: argparse.Namespace) -> None:
             raise UsageError(f"{flag} does not go with --near yet: leave one of them away")
 
 
+def _given_job(arguments: argparse.Namespace) -> Workload:
+    """Read the job of `--model` and the flags behind `--`.
+
+    Raises:
+        ModelError: it is none; without `--model` the message says what the flags are.
+    """
+    more, environment = arguments.megatron_args, dict(arguments.model_env)
+    try:
+        return load_workload(arguments.model, more, environment=environment)
+    except ModelError as error:
+        if arguments.model is not None or not more:
+            raise
+        raise ModelError(
+            "--near takes flags behind `--` without --model for a whole job, and does not add them "
+            f"to the old plan's: give its script by --model too. {error}"
+        ) from error
+
+
 def run_near(
     arguments: argparse.Namespace, output: Output, cluster: Cluster, profile: Profile | None
 ) -> int:
@@ -100,9 +119,7 @@ def run_near(
     old = load_plan(arguments.near)
     workload = old.workload
     if workload is None or arguments.model is not None or arguments.megatron_args:
-        workload = load_workload(
-            arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
-        )
+        workload = _given_job(arguments)
         if old.workload is not None and workload.training.precision == "fp32":
             # The job names none: as it was chosen for the old plan.
             workload = with_precision(workload, old.workload.training.precision)

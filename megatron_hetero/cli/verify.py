@@ -115,8 +115,7 @@ def require_runtime() -> None:
     Raises:
         EnvironmentMismatchError: one is missing; the message says what to install.
     """
-    # Looked up and not imported: the message comes at once.
-    missing = [name for name in RUNTIME_MODULES if not _is_installed(name)]
+    missing = missing_modules()
     if not missing:
         return
     raise EnvironmentMismatchError(
@@ -129,6 +128,12 @@ def require_runtime() -> None:
         "and then the line above; or let make do both:  make env TORCH=WHEEL_OR_VERSION."
         f" Here: Python {platform.python_version()} on {platform.system()} {platform.machine()}."
     )
+
+
+def missing_modules() -> list[str]:
+    """Return the modules of the runtime that are not installed."""
+    # Looked up and not imported: the answer comes at once.
+    return [name for name in RUNTIME_MODULES if not _is_installed(name)]
 
 
 def _is_installed(name: str) -> bool:

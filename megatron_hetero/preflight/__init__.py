@@ -7,6 +7,7 @@ plan_checks     the plan against its cluster: places, limits, memory, age
 flag_checks     flags that do not do what they say
 gpu_checks      precisions, formats and kernels that GPUs lack
 network_checks  settings that make NCCL hang
+start           Megatron's own checks, asked in another process
 machine         facts that one process sees of its machine
 machine_checks  machines side by side
 groups          groups of ranks that exchange values

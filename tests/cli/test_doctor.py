@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     model = str(EXAMPLE / "gpt-1.3b.sh")
     words = ["plan", "--cluster", cluster, "--model", model, "--strategy", "symmetric"]
     assert main([*words, "-o", str(path)]) == 0
-    return ["doctor", str(path), "--cluster", cluster]
+    return ["doctor", str(path), "--cluster", cluster, "--no-megatron"]
 
 
 def test_warnings_are_shown_and_end_well(
@@ -46,6 +47,20 @@ def test_errors_end_with_one(plan: list[str], capsys: pytest.CaptureFixture[str]
     assert not data["ok"]
     assert [finding["id"] for finding in data["findings"]] == ["fabric-differs"]
     assert set(data["findings"][0]) == {"id", "severity", "where", "what", "remedy"}
+
+
+def test_megatron_itself_is_asked_about_the_flags(
+    plan: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*plan, *SOUND, "--json", "--", "--fp8-param-gather"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["megatron"]["because"] == "--no-megatron"
+    words.remove("--no-megatron")
+    assert main(words) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [finding["id"] for finding in data["findings"]] == ["megatron-refuses"]
+    assert data["findings"][0]["where"] == "--fp8-param-gather"
+    assert data["megatron"] == {"release": version("megatron-core"), "because": None}
 
 
 def test_settings_are_the_nodes_own_on_the_cluster(plan: list[str]) -> None:

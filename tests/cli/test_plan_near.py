@@ -50,6 +50,10 @@ def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Pat
     ):
         assert main(["plan", "--cluster", str(smaller), *bad]) == 2
         assert re.search(message, capsys.readouterr().err)
+    assert main([*words, "--", "--num-layers", "10"]) == 4
+    said = " ".join(capsys.readouterr().err.split())
+    assert "does not add them to the old plan's: give its script by --model too." in said
+    assert "--hidden-size" in said
 
 
 def test_planning_again_keeps_and_takes_precisions_of_stages(tmp_path: Path) -> None:

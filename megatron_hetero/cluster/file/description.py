@@ -7,7 +7,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from megatron_hetero.cluster.file.gpu_types import check_inside_links, resolve_gpu_types
+from megatron_hetero.cluster.file.gpu_types import (
+    check_inside_links,
+    prices_that_nothing_counts,
+    resolve_gpu_types,
+)
 from megatron_hetero.cluster.file.islands import (
     Island,
     islands_of,
@@ -90,6 +94,7 @@ def load_cluster(path: Path | str) -> Cluster:
     doubts = (
         *nics_below_links(file.links, file.nodes, nics, references),
         *root_complexes_of_one_island(islands, references),
+        *prices_that_nothing_counts(file, gpu_types, islands, references),
     )
     site_lines = resolve_site_lines(file.links, file.sites, entries, links, references)
     # Prices by the catalogue's name of a type, as nodes know it.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from megatron_hetero.cluster.catalogue import gpu_type, usual_launch_s
+from megatron_hetero.cluster.doubt import Doubt
+from megatron_hetero.cluster.file.islands import Island
 from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection
 from megatron_hetero.cluster.makers import LIBRARIES, Library, library_of_name
@@ -52,6 +54,27 @@ def resolve_gpu_types(file: ClusterSection, references: References) -> dict[str,
             )
         corrected[types[name].name] = types[name]
     return {name: corrected.get(t.name, t) for name, t in types.items()}
+
+
+def prices_that_nothing_counts(
+    file: ClusterSection,
+    gpu_types: Mapping[str, GpuType],
+    islands: Sequence[Island],
+    references: References,
+) -> Iterator[Doubt]:
+    """Yield the GPU types with a price that counts nowhere: each machine that has them gives its
+    own."""
+    for name, section in file.gpu_types.items():
+        users = [i.section for i in islands if i.gpu.name == gpu_types[name].name]
+        if section.price_per_hour is None or not users:
+            continue
+        if all(user.price_per_hour is not None for user in users):
+            yield Doubt(
+                references.place(("gpu_types", name, "price_per_hour")),
+                "every machine with these GPUs has a price_per_hour of its own, which counts for "
+                "all of it, so this one changes nothing",
+                "leave out the price of the type, or those of the machines",
+            )
 
 
 def check_inside_links(

@@ -30,7 +30,8 @@ class CardNames:
         self._means = means
         self._usual = usual or {}
         self._used: set[str] = set()
-        self._asked: dict[str, tuple[str, tuple[str, ...]]] = {}
+        # Name -> the line that asks for its meaning.
+        self._asked: dict[str, str] = {}
         self._notes: dict[str, None] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -73,13 +74,17 @@ class CardNames:
         several = candidates(name, memory_bytes) or near_candidates(name)
         if several:
             # The first line that has the name stands in the message.
-            self._asked.setdefault(name, (where, several))
+            self.ask(name, f'{where}: "{name}" could be {" or ".join(several[:_SHOWN])}')
             return several[0], None
         # Nothing matches: a type of the file's own, to be filled in.
         memory = None if memory_bytes is None else f"{memory_bytes >> 20} MiB"
         return made_up_name(name.replace("_", "-")), TypeDraft(
             memory=memory, library=library_of_name(name) or "unknown"
         )
+
+    def ask(self, name: str, line: str) -> None:
+        """Remember a name for `check`, with the line that says what is open about it."""
+        self._asked.setdefault(name, line)
 
     def check(self) -> tuple[str, ...]:
         """Return notes on the names that were taken.
@@ -88,12 +93,8 @@ class CardNames:
             ClusterError: some could be several GPUs; each is named with its place and its choices.
         """
         if self._asked:
-            lines = [
-                f'{where}: "{name}" could be {" or ".join(several[:_SHOWN])}'
-                for name, (where, several) in self._asked.items()
-            ]
             words = " ".join(f"--gpu-name {name}=GPU" for name in self._asked)
-            raise ClusterError("\n".join(lines) + f"\nsay which: {words}")
+            raise ClusterError("\n".join(self._asked.values()) + f"\nsay which: {words}")
         # A meaning that no card needed is most likely misspelt.
         unused = [name for name in self._means if name not in self._used]
         return (

@@ -142,12 +142,13 @@ def _node(
         reasons[f"is taken without its parts of cards, {what}"].append(name)
     cards = []
     for count, kind in whole:
-        # An untyped Gres says only that there are GPUs.
+        # An untyped Gres says only that there are GPUs; with the other open names it is asked for.
         if kind == "gpu" and kind not in names:
-            raise ClusterError(
-                f"{where}: node {name}: Slurm does not say which GPUs these are "
-                f"(Gres=gpu:{count}); say it with --gpu-name gpu=A100-80GB"
+            names.ask(
+                kind,
+                f"{where}: node {name}: Slurm does not say which GPUs these are (Gres=gpu:{count})",
             )
+            continue
         gpu, described = names.find(f"{where}: node {name}", kind)
         cards.append(CardsDraft(gpu, count, link_guess(gpu), described=described))
     if len(cards) > 1:

@@ -46,7 +46,8 @@ class FlagsOnPlan:
     """Flags of a job as one rank of an asymmetric plan has them.
 
     `flexible_sequences.SequencesJob` overrides `_check_operations` and `_follow_batches`, which are
-    methods for that reason.
+    methods for that reason. `lab.doctor.asked_job` overrides `_needs` and `_check_files`, because
+    it starts jobs of other machines.
 
     Raises:
         HeteroError: flags and plan contradict each other, or ask for something unsupported.
@@ -92,7 +93,7 @@ class FlagsOnPlan:
         plan, position, megatron = self._plan, self._position, self._arguments.megatron
         table = flag_table()
         given = table.split(table.known_part(megatron))
-        self._warnings = (*support.check_flags(given), *needs_of(megatron, named))
+        self._warnings = (*support.check_flags(given), *self._needs(named))
         # Megatron's own grid of random states stays empty (`rank_arguments`); these are ours.
         names = {option.name for option in given}
         self._saves_states = "--no-save-rng" not in names
@@ -113,7 +114,7 @@ class FlagsOnPlan:
         support.check_context_parallel(plan, args)
         support.check_sharded_layers(plan, args)
         support.check_precisions(plan, args)
-        check_checkpoint(args)
+        self._check_files(args)
         # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
         self._divides_optimizer = args.use_distributed_optimizer
@@ -138,6 +139,13 @@ class FlagsOnPlan:
             fp8.check_plan(plan, self._workload)
         self._follow_precisions(args)
         return args
+
+    def _needs(self, named: dict[str, Any]) -> tuple[str, ...]:
+        """Refuse flags whose package or partner is missing; return warnings."""
+        return needs_of(self._arguments.megatron, named)
+
+    def _check_files(self, args: Any) -> None:
+        check_checkpoint(args)
 
     def _check_operations(self, workload: Workload, *, aligned: bool) -> None:
         check_operations(self._plan, workload, How(aligned=aligned))

@@ -295,6 +295,25 @@ def test_the_json_schema_names_every_section() -> None:
     assert bandwidth["type"] == "string" and bandwidth["examples"] == ["25 Gb/s"]
 
 
+@pytest.mark.parametrize(("price_of_b", "is_counted"), [("", True), (", price_per_hour: 4", False)])
+def test_a_price_that_no_machine_takes_is_said_with_its_place(
+    price_of_b: str, is_counted: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "version: 1\nnodes:\n"
+        "  - {name: a, gpu: T4, count: 1, price_per_hour: 3}\n"
+        f"  - {{name: b, gpu: T4, count: 1{price_of_b}}}\n"
+        "gpu_types:\n  T4: {price_per_hour: 0.35}\n"
+        "links: {between_nodes: {bandwidth: 1 GB/s, latency: 9 us}}\n"
+    )
+    doubts = load_cluster(path).doubts
+    assert len(doubts) == (not is_counted)
+    if not is_counted:
+        where = "cluster.yaml:6: gpu_types.T4.price_per_hour: every machine with these GPUs has"
+        assert where in str(doubts[0])
+
+
 def test_prices_are_read_and_count_in_the_hash(tmp_path: Path) -> None:
     text = (
         "version: 1\n"

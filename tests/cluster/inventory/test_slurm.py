@@ -116,6 +116,24 @@ def test_other_texts_are_refused(tmp_path: Path, text: str, words: str) -> None:
         nodes_from_slurm(written(tmp_path, text), {})
 
 
+def test_all_open_names_are_asked_for_at_once(tmp_path: Path) -> None:
+    text = "\n\n".join(
+        f"NodeName={name}\n Gres=gpu:{gpus}\n State=MIXED\n AllocTRES=gres/gpu=1"
+        for name, gpus in (("a", "4"), ("b", "a100:2"), ("c", "t4:1"), ("d", "8"))
+    )
+    path = written(tmp_path, text)
+    with pytest.raises(ClusterError) as caught:
+        nodes_from_slurm(path, {})
+    first, second, last = str(caught.value).splitlines()
+    assert first.endswith("node a: Slurm does not say which GPUs these are (Gres=gpu:4)")
+    assert 'node b: "a100" could be A100-40GB or' in second
+    assert last == "say which: --gpu-name gpu=GPU --gpu-name a100=GPU"
+    found = nodes_from_slurm(path, {"gpu": "L4", "a100": "A100-80GB"})
+    assert [cards.gpu for node in found.nodes for cards in node.cards] == [
+        "L4", "A100-80GB", "T4", "L4",
+    ]  # fmt: skip
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "nodes.txt"
     path.write_bytes(b"NodeName=\xff\xfe")
