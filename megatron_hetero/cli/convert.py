@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import check_new_folder
 from megatron_hetero.cli.output import Output
+from megatron_hetero.convert.as_plan import model_of, plan_of
 from megatron_hetero.convert.flagscale import (
     cluster_of_meshes,
     cluster_text,
@@ -16,19 +16,13 @@ from megatron_hetero.convert.flagscale import (
     to_flagscale,
 )
 from megatron_hetero.convert.flagscale_job import FlagScaleJob, read_flagscale_job
-from megatron_hetero.convert.given import Conversion, GivenFlags, StageRecompute, read_flags
+from megatron_hetero.convert.given import Conversion, GivenFlags, read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
 from megatron_hetero.errors import HeteroError, UsageError
 from megatron_hetero.files import make_folder, write_text
 from megatron_hetero.model.arguments import command_line_words, group_arguments
-from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.model.spec import Workload
-from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan, save_plan
-from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Plan, Stage
 
 DESCRIPTION = """\
 Read the parallel layout of another system's script (or flags after --) and print
@@ -103,7 +97,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     flags = read_flags(source, typed)
     read = from_hexiscale if arguments.source_system == "hexiscale" else from_flagscale
     conversion: Conversion = read(flags)
-    plan = _plan(conversion, _model(arguments.model, typed))
+    plan = plan_of(conversion, model_of(arguments.model, typed))
     if arguments.output is not None:
         save_plan(plan, arguments.output)
     if arguments.json:
@@ -184,10 +178,10 @@ def _experiment(
         # The model of --model, or the experiment's own where a plan file needs one.
         workload = None
         if arguments.model is not None:
-            workload = _model(arguments.model, ())
+            workload = model_of(arguments.model, ())
         elif wants_plan:
             workload = load_workload(None, job.megatron_args)
-        plan = _plan(conversion, workload)
+        plan = plan_of(conversion, workload)
     except HeteroError as error:
         # Nothing was written, so the error says everything.
         if folder is None:
@@ -237,50 +231,6 @@ def _show(conversion: Conversion, written: Path | None, output: Output) -> None:
     output.verbatim(conversion.layout)
     if written is not None:
         output.note(f"written to {written}, which names no machines")
-
-
-def _model(path: Path | None, typed: Sequence[str]) -> Workload | None:
-    """Read the model that `--model` names, with the flags typed behind `--` beside the layout."""
-    if path is None:
-        return None
-    workload = load_workload(path, _flags_of_the_model(typed))
-    # The model's script is often the other system's own, whose flags Megatron does not know.
-    known = flag_table().known_part(workload.megatron_args)
-    return replace(workload, megatron_args=known)
-
-
-def _plan(conversion: Conversion, workload: Workload | None) -> Plan:
-    """Build the plan of a conversion, with the recompute of each stage."""
-    plan = plan_from_layout(parse_layout(conversion.layout), workload)
-    if not conversion.recompute:
-        return plan
-    # A layout has no recompute, so each stage gets its own here.
-    replicas = tuple(
-        replace(replica, stages=tuple(map(_recomputed, replica.stages, conversion.recompute)))
-        for replica in plan.replicas
-    )
-    plan = replace(plan, replicas=replicas)
-    validate_plan(plan)
-    return plan
-
-
-def _recomputed(stage: Stage, how: StageRecompute) -> Stage:
-    return replace(stage, recompute=how.recompute, recompute_num_layers=how.num_layers)
-
-
-def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:
-    """Keep the flags that describe the model, of Megatron's flags typed behind `--`."""
-    kept: list[str] = []
-    # Whether the present flag is kept; its values follow it.
-    taken = False
-    for word in flag_table().known_part(tuple(typed)):
-        if word.startswith("--"):
-            # The layout replaces what these flags would say; a value has no say in it.
-            name = word.partition("=")[0]
-            taken = "parallel" not in name and "hetero" not in name
-        if taken:
-            kept.append(word)
-    return tuple(kept)
 
 
 def _write(arguments: argparse.Namespace, output: Output) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import add_master_port, check_new_folder
@@ -15,20 +14,21 @@ from megatron_hetero.cli.launch_options import (
     refuse_options_of_others,
     refuse_options_of_training,
 )
+from megatron_hetero.cli.launch_running import add_actions, run_commands
 from megatron_hetero.cli.on_loss import add_loss_arguments, replanning_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.unread import refuse_unread
-from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
+from megatron_hetero.errors import UsageError
 from megatron_hetero.files import make_folder, write_json, write_text
 from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
-from megatron_hetero.flags.launchers.launcher import ACTIONS, Action
+from megatron_hetero.flags.launchers.launcher import ACTIONS
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import CLUSTER_NAME, PROFILE_NAME
-from megatron_hetero.flags.launchers.running import RECORD_NAME, commands_of, read_record, record_of
+from megatron_hetero.flags.launchers.running import RECORD_NAME, record_of
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
@@ -48,12 +48,6 @@ of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
 --status, --logs and --stop ask the launcher's own tools (squeue, qstat, kubectl,
 sky, ssh, ...) about the job of a folder that was written before."""
 TAKES_MEGATRON_FLAGS = True
-
-_ACTION_HELP: dict[Action, str] = {
-    "status": "what the job of a folder is doing",
-    "logs": "the last lines of its logs",
-    "stop": "stop it",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,14 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_master_port(parser)
     add_loss_arguments(parser)
     add_options_of_launchers(parser)
-    running = parser.add_mutually_exclusive_group()
-    for action, text in _ACTION_HELP.items():
-        running.add_argument(f"--{action}", type=Path, metavar="FOLDER", help=text)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="with --status, --logs, --stop: print the commands and run none",
-    )
+    add_actions(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -128,7 +115,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 raise UsageError(f"--{action} {folder} stands alone: the folder knows its job")
             what = f"--{action} asks after a job that is there"
             refuse_unread(arguments, add_arguments, (action, "dry_run", "json"), what)
-            return _run_commands(folder, action, arguments, output)
+            return run_commands(folder, action, arguments, output)
     if arguments.dry_run:
         raise UsageError("--dry-run goes with --status, --logs or --stop; the files start nothing")
     # All three are needed to write a folder; what is missing is named at once.
@@ -266,44 +253,6 @@ def _left_exports(job: LaunchJob) -> tuple[str, ...]:
 def _interface(text: str) -> tuple[str, str]:
     machine, _, name = text.rpartition("=")
     return machine, name
-
-
-def _run_commands(
-    folder: Path, action: Action, arguments: argparse.Namespace, output: Output
-) -> int:
-    """Run the commands of an action; show their output as it comes."""
-    # The record in the folder says which tools know the job.
-    todo = commands_of(folder, action)
-    if arguments.json:
-        if not arguments.dry_run:
-            raise UsageError(f"--{action} shows what the launcher's tools print; leave --json")
-        output.json({"folder": str(folder), "commands": [list(command.argv) for command in todo]})
-        return 0
-    num_failed = 0
-    for command in todo:
-        if arguments.dry_run:
-            output.verbatim(shlex.join(command.argv))
-            continue
-        # The launcher's tools may be on another machine than this one.
-        if shutil.which(command.argv[0]) is None:
-            text = f"there is no {command.argv[0]} here; run this where the job was started"
-            if not command.may_fail:
-                raise EnvironmentMismatchError(text)
-            output.note(text)
-            num_failed += 1
-            continue
-        code = subprocess.run(command.argv, cwd=folder, check=False).returncode
-        # A command that may fail counts, and only if all of them fail the job was not found.
-        num_failed += code != 0
-        if code and not command.may_fail:
-            raise CheckFailedError(f"{shlex.join(command.argv)} ended with exit code {code}")
-    if num_failed and num_failed == len(todo):
-        raise CheckFailedError(f"--{action} {folder}: none of its commands found the job")
-    launcher, record = read_record(folder)
-    # Some launchers leave machines that go on costing.
-    if action == "stop" and not arguments.dry_run and launcher.after_stop is not None:
-        output.note(launcher.after_stop(record))
-    return 0
 
 
 def _write(folder: Path, file: LaunchFile) -> None:

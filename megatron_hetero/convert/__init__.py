@@ -7,5 +7,6 @@ flagscale_recompute  FlagScale's recompute by stage
 hydra                Hydra's experiment files
 list_literal         Python lists on a command line, read without running them
 given                flags of another system, each with its place
+as_plan              the plan of a conversion
 ours_alone  parts of a plan that no other system has
 """

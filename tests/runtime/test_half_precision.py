@@ -12,7 +12,8 @@ import pytest
 
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
-from megatron_hetero.lab.verify.processes.record import Recorder, read_record
+from megatron_hetero.lab.verify.processes.record import read_record
+from megatron_hetero.lab.verify.processes.recorder import Recorder
 from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
 from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.runtime.gradients.memory import main_grad

@@ -10,7 +10,8 @@ import numpy
 
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
-from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
+from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
+from megatron_hetero.lab.verify.processes.recorder import Recorder
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Host, Plan

@@ -13,7 +13,8 @@ import torch
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
-from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
+from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
+from megatron_hetero.lab.verify.processes.recorder import Recorder
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.job_flags import without_flags
 from megatron_hetero.lab.verify.small.shrink import shrink

@@ -15,7 +15,7 @@ from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.verify.distance.compare import compare, tolerances
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
-from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
+from megatron_hetero.lab.verify.processes.recorder import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.run import data_ranks, records, tensor_groups
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend

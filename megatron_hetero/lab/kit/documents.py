@@ -18,7 +18,7 @@ import torch
 from megatron_hetero.lab.kit.small_job import Machine, on_this_backend
 from megatron_hetero.lab.verify.distance.compare import compare, tolerances
 from megatron_hetero.lab.verify.faults import catalogue
-from megatron_hetero.lab.verify.processes.record import Recorder
+from megatron_hetero.lab.verify.processes.recorder import Recorder
 from megatron_hetero.lab.verify.run import records
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.runtime import backend

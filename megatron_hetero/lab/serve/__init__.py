@@ -10,6 +10,7 @@ channel     steps to all ranks, and tokens back
 engine      the loop of the first rank
 protocol    OpenAI's requests and answers as data
 endpoint    the HTTP server
+support     flags of every replica; models and layouts that are refused
 rank        one process
 command     all processes of a replica on this machine
 """

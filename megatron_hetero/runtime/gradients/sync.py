@@ -38,7 +38,8 @@ from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_
 from megatron_hetero.runtime.gradients.rank_buckets import RankBuckets
 from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction, check_gradients
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
-from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
+from megatron_hetero.runtime.gradients.sharding.ddp_hooks import sharded_numbers
+from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers
 from megatron_hetero.runtime.gradients.weights import HeldWeights
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards

@@ -22,7 +22,7 @@ from megatron_hetero.runtime.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.faults import marks
 from megatron_hetero.runtime.gradients.main_weights import build_mixed_optimizer
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
-from megatron_hetero.runtime.gradients.sharding import sharded_layers
+from megatron_hetero.runtime.gradients.sharding import ddp_hooks
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.megatron import (
     attention_logits,
@@ -276,8 +276,8 @@ def _model_hooks(context: RankContext) -> None:
     )
     shows: list[hooks.ModelHook] = []
     if context.plan.layout.has_sharded_layers and not context.args.skip_train:
-        context.model.pre_wrap_hooks.append(sharded_layers.hide_sharded_hook(context.plan))
-        shows = [sharded_layers.show_sharded]
+        context.model.pre_wrap_hooks.append(ddp_hooks.hide_sharded_hook(context.plan))
+        shows = [ddp_hooks.show_sharded]
     context.model.post_wrap_hooks[:0] = [
         *shows,
         context.communicator.hook,

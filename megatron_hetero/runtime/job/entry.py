@@ -25,7 +25,7 @@ ARGUMENT_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
 
 
 class Observer(Protocol):
-    """Observer of a run, without influence on the run (see `lab.verify.processes.record`)."""
+    """Observer of a run, without influence on the run (see `lab.verify.processes.recorder`)."""
 
     def observe_log(self) -> None: ...
 

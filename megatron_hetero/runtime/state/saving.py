@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_hetero.errors import CheckpointError, HeteroError
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.parallel.texts import broadcast_text
 from megatron_hetero.runtime.state import folders
+from megatron_hetero.runtime.state.by_rank_0 import failure_on_rank_0, words_of
 from megatron_hetero.runtime.state.lock import FolderLock
 from megatron_hetero.runtime.state.manifest import write_digests, write_manifest
 from megatron_hetero.runtime.state.metadata_reading import named_files, read_metadata
@@ -77,7 +77,7 @@ class Saver:
         self._step = step
         PROGRESS.enter(Phase.SAVE)
         try:
-            reason = _said_by_rank_0(partial(self._begin, final))
+            reason = failure_on_rank_0(partial(self._begin, final))
             if reason is None:
                 original(step, *given, **named)
             else:
@@ -215,14 +215,14 @@ class _Save:
         except OSError as error:
             flag = torch.ones(1, dtype=torch.int, device=torch.cuda.current_device())
             dist.broadcast(flag, src=0)
-            self._fail(_words(error))
+            self._fail(words_of(error))
 
     def _behind_a_barrier(self, step: Function) -> None:
         """Run a step in which rank 0 writes, then meet all ranks."""
         try:
             step()
         except OSError as error:
-            self._own_fault = _words(error)
+            self._own_fault = words_of(error)
             dist.barrier()
 
     def _publish(self) -> None:
@@ -232,7 +232,7 @@ class _Save:
                 raise CheckpointError(self._own_fault)
             self._saver._publish(self._working, self._final, self._step)
 
-        reason = _said_by_rank_0(act)
+        reason = failure_on_rank_0(act)
         if reason is not None:
             self._fail(reason)
         else:
@@ -273,33 +273,6 @@ def _write(write: Function, folder: str, rank: int, buckets: Any, results: Any) 
     except (OSError, HeteroError) as error:
         answer = RuntimeError(str(error))
     results.put(answer)
-
-
-def _said_by_rank_0(act: Callable[[], None]) -> str | None:
-    """Let rank 0 act.  Collective.
-
-    Returns:
-        None on all ranks if it went well; else the reason.
-    """
-    reason = None
-    if dist.get_rank() == 0:
-        try:
-            act()
-        except OSError as error:
-            reason = _words(error)
-        except HeteroError as error:
-            reason = str(error)
-    flag = torch.tensor([reason is not None], dtype=torch.int, device=torch.cuda.current_device())
-    dist.broadcast(flag, src=0)
-    if not flag.item():
-        return None
-    # Each rank's last line names the cause, wherever a launcher looks for it.
-    return broadcast_text(reason)
-
-
-def _words(error: OSError) -> str:
-    where = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{where}"
 
 
 def _warn(text: str) -> None:

@@ -20,7 +20,8 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.lab.huggingface import job
 from megatron_hetero.lab.huggingface.folder import WeightFolder, write_folder
-from megatron_hetero.lab.verify.processes.record import Recorder, read_record
+from megatron_hetero.lab.verify.processes.record import read_record
+from megatron_hetero.lab.verify.processes.recorder import Recorder
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs

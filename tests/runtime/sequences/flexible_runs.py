@@ -16,7 +16,8 @@ from megatron.training import get_args
 
 from megatron_hetero.lab.kit.documents import train_whole
 from megatron_hetero.lab.kit.documents import write_documents as write_indexed
-from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
+from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
+from megatron_hetero.lab.verify.processes.recorder import Recorder
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server

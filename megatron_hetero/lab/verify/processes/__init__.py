@@ -8,6 +8,7 @@ one_process      stock Megatron in one process: the reference
 casts            the one process in the precisions of a plan's stages
 floor            the reference in another order of summation: the distance by rounding alone
 record           losses, gradients, norms, weights and sample numbers of one rank, by step
+recorder         the observer of a rank, which writes its record
 routing          experts chosen by the reference, replayed on the plan
 stock_division   whole gradients and weights where stock Megatron divides the optimizer
 """

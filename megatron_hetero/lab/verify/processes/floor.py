@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megatron_hetero.lab.verify.processes.record import Recorder
+from megatron_hetero.lab.verify.processes.recorder import Recorder
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 

@@ -17,7 +17,7 @@ from megatron_hetero.lab.verify.processes import one_process
 from megatron_hetero.lab.verify.processes.casts import Casts, casts_of
 from megatron_hetero.lab.verify.processes.floor import FloorRecorder
 from megatron_hetero.lab.verify.processes.optimizer_flags import ONLY_WITH_ADAM, RATES
-from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
+from megatron_hetero.lab.verify.processes.recorder import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.processes.routing import Replay, Routers, replay_of_rank
 from megatron_hetero.lab.verify.processes.run_flags import RunFlags
 from megatron_hetero.lab.verify.small.job_flags import PRECISIONS, without_flags

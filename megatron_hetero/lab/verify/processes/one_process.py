@@ -24,7 +24,7 @@ from megatron_hetero.runtime.transformer_engine import layers
 
 if TYPE_CHECKING:
     from megatron_hetero.lab.verify.processes.casts import Casts
-    from megatron_hetero.lab.verify.processes.record import Recorder
+    from megatron_hetero.lab.verify.processes.recorder import Recorder
 
 
 def train(

@@ -1,20 +1,19 @@
 """Flags of a verification: those of the job, each treated as the small model needs it.
 
 Which flags are kept, shrunk, without effect, left out or refused is data
-(`flags/support/verification.json`); this file has the values that replace the shrunk ones.
+(`flags/support/verification.json`); `flag_values` has the values that replace the shrunk ones.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.emit import check_user_flags, tokens_of
 from megatron_hetero.flags.support.lookup import refused_options, support_of
 from megatron_hetero.flags.support.verification import FP8, treat
+from megatron_hetero.lab.verify.small.flag_values import OFF, SmallValues
 from megatron_hetero.lab.verify.small.shrink import RECOMPUTE_FLAGS, Shrunk, decides_recompute
 from megatron_hetero.model.flag_table import Option
 from megatron_hetero.model.spec import Precision, Workload
@@ -26,8 +25,8 @@ from megatron_hetero.runtime.transformer_engine import layers
 ADDED = "--eod-mask-loss"
 """Flag that every verification adds: micro-batches then count unlike numbers of tokens."""
 
-_TEXT = "text as bytes"
-_OFF = "off"
+PRECISIONS = ("--bf16", "--fp16")
+"""Flags of half precision; `Options.precision` decides which of them the runs get."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         )
     # Kept as they are, or with the small model's value.
     treated = treat(options)
-    values = _Values(workload, shrunk, num_steps, options)
+    values = SmallValues(workload, shrunk, num_steps, options)
     both = [token for o in treated.of("kept") for token in values.kept(o)]
     lines = []
     for option in treated.of("shrunk"):
@@ -106,7 +105,7 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         half = [o for o in half if o not in of_fp8]
         left_out += [(str(o), no_fp8) for o in of_fp8]
     if workload.training.precision == "fp32":
-        lines += [f"{option} -> {_OFF}, in fp32" for option in half]
+        lines += [f"{option} -> {OFF}, in fp32" for option in half]
         half = []
     return JobFlags(
         both=_without_recompute(shrunk.plan, both),
@@ -164,146 +163,3 @@ def _without_recompute(plan: Plan, args: Sequence[str]) -> tuple[str, ...]:
     if not decides_recompute(plan):
         return tuple(args)
     return without_flags(args, RECOMPUTE_FLAGS)
-
-
-class _Values:
-    """Values in place of the shrunk values."""
-
-    def __init__(
-        self, workload: Workload, shrunk: Shrunk, num_steps: int, options: Sequence[Option]
-    ) -> None:
-        self._workload, self._shrunk, self._num_steps = workload, shrunk, num_steps
-        self._given = {option.flag.names[0]: option for option in options}
-
-    def kept(self, option: Option) -> tuple[str, ...]:
-        """Return the tokens of an option that stays.
-
-        Raises:
-            UnsupportedError: the value is a list with an entry for each layer, and fewer layers are
-                left.
-        """
-        # A number means every so many layers, which fewer layers keep.
-        per_layer = ("--no-rope-freq", "--window-attn-skip-freq")
-        if option.name in per_layer and not option.values[0].lstrip("-").isdigit():
-            raise UnsupportedError(
-                f"{option}: a list of layers cannot be verified, because the model is trained with "
-                "fewer. Leave it out to compare the rest."
-            )
-        return option.tokens
-
-    def instead_of(self, option: Option) -> tuple[tuple[str, ...], str | None]:
-        """Return (arguments, text to show); None where the model's sizes show it."""
-        name = option.flag.names[0]
-        if name in _DATA_FLAGS:
-            return (), _TEXT
-        if name in _RANDOM_FLAGS:
-            return (), _OFF
-        make: Callable[[_Values, Option], tuple[tuple[str, ...], str | None]] | None
-        make = _MADE.get(name)
-        return ((), None) if make is None else make(self, option)
-
-    def steps(self, option: Option) -> tuple[tuple[str, ...], str]:
-        """Scale a number of steps as the run is shorter than the job; at least one step."""
-        name = option.name.replace("-samples", "-iters")
-        if name in ("--train-iters", "--lr-decay-iters"):
-            tokens = () if name == "--train-iters" else (f"{name}={self._num_steps}",)
-            return tokens, f"{self._num_steps} steps"
-        # The same part of the run as in the job, but neither none nor all of it.
-        whole = self._length_of_the_job(option.name.endswith("-samples"))
-        part = int(option.values[0])
-        here = min(max(round(part * self._num_steps / whole), 1), self._num_steps - 1)
-        here = here if part else 0
-        return (f"{name}={here}",), f"{here} steps"
-
-    def _length_of_the_job(self, in_samples: bool) -> int:
-        unit = "samples" if in_samples else "iters"
-        for name in (f"--lr-decay-{unit}", f"--train-{unit}"):
-            if name in self._given:
-                return max(int(self._given[name].values[0]), 1)
-        return 1
-
-    def window(self, option: Option) -> tuple[tuple[str, ...], str]:
-        """Scale attention windows as the sequence is shorter than the job's."""
-        # A window of -1 or 0 has no length to scale.
-        ratio = self._shrunk.model.seq_length / self._workload.model.seq_length
-        given = [int(x) for x in re.findall(r"-?\d+", " ".join(option.values))]
-        here = ",".join(str(max(round(x * ratio), 1) if x > 0 else x) for x in given)
-        return (f"{option.name}={here}",), here
-
-    def recomputed(self, option: Option) -> tuple[tuple[str, ...], str]:
-        # No more layers than the smallest stage has left.
-        stages = [s for r in self._shrunk.plan.replicas for s in r.stages]
-        here = min(int(option.values[0]), *(s.shape.num_layers for s in stages))
-        return (f"{option.name}={here}",), str(here)
-
-    def groups_of_experts(self, option: Option) -> tuple[tuple[str, ...], str]:
-        experts, topk = self._shrunk.model.num_experts, self._shrunk.model.moe_router_topk
-        # Groups have to divide the experts, and the chosen groups have to hold top-k of them.
-        groups = gcd(int(self._given["--moe-router-num-groups"].values[0]), max(experts, 1))
-        here = groups
-        if option.name == "--moe-router-group-topk":
-            here = min(int(option.values[0]), groups)
-            if here * (experts // groups) < topk:
-                here = groups
-        return (f"{option.name}={here}",), str(here)
-
-    def base_of_mup(self, option: Option) -> tuple[tuple[str, ...], str]:
-        """Scale a base of muP as the model is smaller than the job's."""
-        attribute = "kv_channels" if "head" in option.name else "hidden_size"
-        ratio = getattr(self._shrunk.model, attribute) / getattr(self._workload.model, attribute)
-        here = max(round(int(option.values[0]) * ratio), 1)
-        return (f"{option.name}={here}",), str(here)
-
-    def batch(self, option: Option) -> tuple[tuple[str, ...], str]:
-        return (), f"the plan's batch of {self._shrunk.global_batch_size} in every step"
-
-
-PRECISIONS = ("--bf16", "--fp16")
-"""Flags of half precision; `Options.precision` decides which of them the runs get."""
-_DATA_FLAGS = (
-    "--data-path", "--train-data-path", "--mock-data", "--split", "--tokenizer-type", "--fim-data",
-)  # fmt: skip
-_RANDOM_FLAGS = (
-    "--moe-input-jitter-eps",
-    "--moe-router-force-biased",
-    "--moe-router-force-load-balancing",
-)
-_Made = Callable[[_Values, Option], tuple[tuple[str, ...], str | None]]
-_MADE: dict[str, _Made] = {
-    **dict.fromkeys(
-        (
-            "--train-iters",
-            "--train-samples",
-            "--lr-decay-iters",
-            "--lr-decay-samples",
-            "--lr-warmup-iters",
-            "--lr-warmup-samples",
-            "--lr-wsd-decay-iters",
-            "--lr-wsd-decay-samples",
-        ),
-        _Values.steps,
-    ),
-    **dict.fromkeys(
-        ("--moe-router-num-groups", "--moe-router-group-topk"), _Values.groups_of_experts
-    ),
-    **dict.fromkeys(("--mup-base-hidden-size", "--mup-base-head-dim"), _Values.base_of_mup),
-    "--window-size": _Values.window,
-    "--recompute-num-layers": _Values.recomputed,
-    "--step-batch-size-schedule": _Values.batch,
-    "--distributed-backend": lambda values, option: ((), "gloo"),
-    "--exit-interval": lambda values, option: ((), "the last step"),
-    **dict.fromkeys(
-        ("--initial-loss-scale", "--loss-scale", "--min-loss-scale", "--loss-scale-window",
-         "--hysteresis"),
-        lambda values, option: ((), "a scale that moves within these steps"),
-    ),
-    # Conversations become what they are packed as: documents, of text.
-    "--sft": lambda values, option: (
-        ("--dataloader-inter-document-masking",), "packed documents of text"
-    ),
-    "--phase-transition-iterations": lambda values, option: ((), "one phase"),
-    "--padded-vocab-size": lambda values, option: ((), _TEXT),
-    "--no-pad-vocab-size": lambda values, option: ((), _TEXT),
-    "--mrope-section": lambda values, option: ((), _OFF),
-    "--yarn-original-max-position-embeddings": lambda values, option: ((), _OFF),
-}  # fmt: skip

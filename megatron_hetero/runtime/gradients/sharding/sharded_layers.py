@@ -20,60 +20,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.gradients.memory import bucket_order
+from megatron_hetero.runtime.gradients.sharding.ddp_hooks import is_hidden, layers_of
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Rows
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import Sent, ShardedBucket
 
-_MARK = "hetero_is_sharded"
 _FUSED_GRADIENTS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")
 """Attributes of modules that write weight gradients straight to `main_grad`; a sharded weight has
 `main_grad` in the backward pass alone."""
-
-
-def sharded_numbers(plan: Plan) -> frozenset[int]:
-    """Return the numbers of all sharded layers, from 0."""
-    return frozenset(
-        stage.first_layer + i
-        for stage in plan.replicas[0].stages
-        for i in range(stage.shape.num_sharded_layers)
-    )
-
-
-def layers_of(model: Sequence[torch.nn.Module]) -> Iterator[tuple[int, torch.nn.Module]]:
-    """Yield the layers of a rank's chunks with their numbers in the model, from 0."""
-    for chunk in model:
-        for module in chunk.modules():
-            if isinstance(module, TransformerLayer):
-                yield module.layer_number - 1, module
-
-
-def hide_sharded_hook(plan: Plan) -> Callable[[list[Any]], list[Any]]:
-    """Return a `pre_wrap_hook` that keeps Megatron's DDP from making gradient buffers for sharded
-    layers; `ShardedLayers` takes them over."""
-    numbers = sharded_numbers(plan)
-
-    def hook(model: list[Any]) -> list[Any]:
-        for number, layer in layers_of(model):
-            if number in numbers:
-                for parameter in layer.parameters():
-                    if parameter.requires_grad:
-                        setattr(parameter, _MARK, True)
-                        parameter.requires_grad_(False)
-        return model
-
-    return hook
-
-
-def show_sharded(model: list[Any]) -> list[Any]:
-    """Undo `hide_sharded_hook` once DDP has wrapped the model: a `post_wrap_hook`."""
-    for chunk in model:
-        for parameter in chunk.parameters():
-            if getattr(parameter, _MARK, False):
-                parameter.requires_grad_(True)
-    return model
 
 
 class ShardedLayer:
@@ -89,7 +44,7 @@ class ShardedLayer:
     ) -> None:
         self.buckets = tuple(buckets)
         self._weight = weight
-        self.parameters = [p for p in module.parameters() if getattr(p, _MARK, False)]
+        self.parameters = [p for p in module.parameters() if is_hidden(p)]
         # Buckets of whole parameters are ranges of the layer's memory, and need no copies.
         of_slices = [
             [each.views.parameter(Rows(piece, 0, 0)) for piece in each.views.slices]

@@ -8,6 +8,7 @@ norms        LayerNorm and RMSNorm
 activations  GELU and its kind, gated and not
 softmax      scaled and masked softmax of unfused attention
 attention    dense and packed attention, with the log-sum that context parallelism needs
+layouts      the places of each sequence in the tensors of attention
 optimizers   Adam, SGD and norms over lists of tensors
 machine      answers about the machine that a CPU gives
 """

@@ -9,17 +9,22 @@ heads. Log-sums are `[b, h, q, 1]`, packed `[t, h, 1]`, in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.runtime.transformer_engine.kernels.enums import (
     NVTE_Bias_Type,
     NVTE_Fused_Attn_Backend,
     NVTE_Softmax_Type,
+)
+from megatron_hetero.runtime.transformer_engine.kernels.layouts import (
+    AttentionCall,
+    attended_parts,
+    call_shape,
+    statistics_shape,
 )
 from megatron_hetero.runtime.transformer_engine.kernels.widths import wide
 
@@ -37,98 +42,13 @@ def get_fused_attn_backend(parameters: Any) -> tuple[Any, str]:
     return NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, ""
 
 
-class _CallShape(NamedTuple):
-    """Mask and layout of a call."""
-
-    name: str
-    """"sbhd", "bshd" or "thd"."""
-    scale: float
-    is_causal: bool
-    is_padded: bool
-    window: tuple[int, int]
-    bottom_right: bool
-
-
-def _shape(
-    layout: Any, scale: float, mask: Any, window: Any, bottom_right: bool, declined: Sequence[Any]
-) -> _CallShape:
-    # The first letters of a layout's name say in which order its axes are.
-    names = {"SB": "sbhd", "BS": "bshd", "TH": "thd", "T3": "thd"}
-    name = names.get(layout.name.removeprefix("NVTE_")[:2])
-    if name is None or any(declined):
-        raise UnsupportedError(
-            f"Transformer Engine's fused attention of layout {layout.name}, with dropout, biases "
-            "or fp8, has no counterpart on a CPU."
-        )
-    # -1: no limit on that side.
-    left, right = window or (-1, -1)
-    return _CallShape(
-        name,
-        scale,
-        "CAUSAL" in mask.name,
-        "PADDING" in mask.name or name == "thd",
-        (left, right),
-        bool(bottom_right) or "BOTTOM_RIGHT" in mask.name,
-    )
-
-
-class _AttendedPart(NamedTuple):
-    """Queries with the keys in sight, as places in the tensors of a call."""
-
-    queries: tuple[Any, ...]
-    keys: tuple[Any, ...]
-    statistics: tuple[Any, ...]
-
-
-def _pieces(
-    shape: _CallShape, q: Tensor, k: Tensor, ends: Sequence[Tensor | None]
-) -> Iterator[_AttendedPart]:
-    """Yield each sequence of the batch.
-
-    Args:
-        shape: layout and mask.
-        q: queries.
-        k: keys.
-        ends: running sums of the lengths of queries and of keys, and the same with padding.
-    """
-    # Dense: every sequence has all the places of its row.
-    if not shape.is_padded:
-        batch = q.shape[1 if shape.name == "sbhd" else 0]
-        for b in range(batch):
-            place = (slice(None), b) if shape.name == "sbhd" else (b,)
-            yield _AttendedPart(place, place, (b,))
-        return
-    queries, keys, padded_queries, padded_keys = (
-        None if running is None else [int(n) for n in running] for running in ends
-    )
-    if queries is None or keys is None:
-        raise UnsupportedError("fused attention with a padding mask needs the sequences' lengths")
-    for b in range(len(queries) - 1):
-        num_q, num_k = queries[b + 1] - queries[b], keys[b + 1] - keys[b]
-        # Packed: sequences follow one another; sums with padding say where each one begins.
-        if shape.name == "thd":
-            first_q = (padded_queries or queries)[b]
-            first_k = (padded_keys or keys)[b]
-            own = slice(first_q, first_q + num_q)
-            yield _AttendedPart((own,), (slice(first_k, first_k + num_k),), (own,))
-        # Padded: a sequence fills the first places of its row.
-        elif shape.name == "sbhd":
-            yield _AttendedPart(
-                (slice(num_q), b), (slice(num_k), b), (b, slice(None), slice(num_q))
-            )
-        else:
-            yield _AttendedPart(
-                (b, slice(num_q)), (b, slice(num_k)), (b, slice(None), slice(num_q))
-            )
-
-
 def _heads_first(tensor: Tensor, place: tuple[Any, ...], num_heads: int) -> Tensor:
     """Return `[h, s, d]` of a sequence, each key's head repeated for all queries of the group."""
     part = wide(tensor[place]).transpose(0, 1)
     return part.repeat_interleave(num_heads // part.shape[0], 0)
 
 
-def _scores(query: Tensor, key: Tensor, shape: _CallShape) -> Tensor:
+def _scores(query: Tensor, key: Tensor, shape: AttentionCall) -> Tensor:
     """Return `[h, q, k]`, -inf where a query does not see a key."""
     scores = query @ key.transpose(-1, -2) * shape.scale
     num_q, num_k = scores.shape[-2:]
@@ -193,16 +113,16 @@ def fused_attn_fwd(
     # Whatever is given of these asks for something that these kernels do not do.
     given = (attn_bias, softmax_offset, page_table_k, page_table_v, s_quantizer, o_quantizer)
     declined = (dropout, *(thing is not None for thing in given))
-    shape = _shape(
+    shape = call_shape(
         qkv_layout, attn_scale, attn_mask_type, window_size, bottom_right_diagonal, declined
     )
     # Running sums of the lengths of queries and keys, and both with padding.
     ends = cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded
     # Padding belongs to no sequence: its output stays 0, its log-sum -inf.
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-    log_sums = torch.full(_statistics(shape, q), float("-inf"), dtype=torch.float32)
+    log_sums = torch.full(statistics_shape(shape, q), float("-inf"), dtype=torch.float32)
     largest = log_sums.clone()
-    for piece in _pieces(shape, q, k, ends):
+    for piece in attended_parts(shape, q, k, ends):
         # Per sequence, all [h, s, d], in fp32.
         query = _heads_first(q, piece.queries, q.shape[-2])
         scores = _scores(query, _heads_first(k, piece.keys, q.shape[-2]), shape)
@@ -219,13 +139,6 @@ def fused_attn_fwd(
         largest[piece.statistics] = top.float()
     random_state = torch.zeros(2, dtype=torch.int64)
     return [out, log_sums, *([largest] if return_max_logit else []), random_state]
-
-
-def _statistics(shape: _CallShape, q: Tensor) -> tuple[int, ...]:
-    if shape.name == "thd":
-        return (q.shape[0], q.shape[1], 1)
-    sequence, batch = (0, 1) if shape.name == "sbhd" else (1, 0)
-    return (q.shape[batch], q.shape[2], q.shape[sequence], 1)
 
 
 def _finite(log_sum: Tensor) -> Tensor:
@@ -275,7 +188,7 @@ def fused_attn_bwd(
     """
     given = (s_quantizer, dp_quantizer, dqkv_quantizer)
     declined = (dropout, *(thing is not None for thing in given))
-    shape = _shape(
+    shape = call_shape(
         qkv_layout, attn_scale, attn_mask_type, window_size, bottom_right_diagonal, declined
     )
     ends = cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded
@@ -283,10 +196,10 @@ def fused_attn_bwd(
     log_sums = aux_ctx_tensors[0]
     # One number for each query and head, in whatever shape the forward pass handed it on.
     if log_sums.numel() == q.numel() // q.shape[-1]:
-        log_sums = log_sums.reshape(_statistics(shape, q))
+        log_sums = log_sums.reshape(statistics_shape(shape, q))
     dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype) for t in (q, k, v))
     num_heads, num_groups = q.shape[-2], k.shape[-2]
-    for piece in _pieces(shape, q, k, ends):
+    for piece in attended_parts(shape, q, k, ends):
         query = _heads_first(q, piece.queries, num_heads)
         key = _heads_first(k, piece.keys, num_heads)
         value = _heads_first(v, piece.keys, num_heads)
