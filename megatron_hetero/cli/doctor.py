@@ -28,7 +28,7 @@ from megatron_hetero.preflight.check import (
 )
 from megatron_hetero.preflight.finding import Finding, has_errors
 from megatron_hetero.preflight.job import make_job
-from megatron_hetero.preflight.start import Answer, ask_megatron, why_not_to_ask
+from megatron_hetero.preflight.start import StartAnswer, ask_megatron, why_not_to_ask
 from megatron_hetero.report.text.trials.kit import kit_report
 from megatron_hetero.report.text.trials.preflight import preflight_report
 from megatron_hetero.serving.checks import check_fleet
@@ -159,25 +159,25 @@ def _megatrons_answer(
     findings: Sequence[Finding],
     arguments: argparse.Namespace,
     output: Output,
-) -> Answer:
+) -> StartAnswer:
     """Ask Megatron about the job's start, if it is here and nothing was found that ends it."""
     if arguments.no_megatron:
-        return Answer(because="--no-megatron")
+        return StartAnswer(because="--no-megatron")
     missing = missing_modules()
     because = f"{missing[0]} is not installed here" if missing else why_not_to_ask(findings)
     if because is not None:
-        return Answer(because=because)
+        return StartAnswer(because=because)
     with output.progress("asking Megatron"):
         return ask_megatron(make_job(plan, cluster, environment))
 
 
-def _asked(answer: Answer) -> str:
+def _asked(answer: StartAnswer) -> str:
     if answer.release is None:
         return f"Megatron was not asked ({answer.because})"
     return f"asked Megatron {answer.release}"
 
 
-def _asked_data(answer: Answer) -> dict[str, Any]:
+def _asked_data(answer: StartAnswer) -> dict[str, Any]:
     return {"megatron": {"release": answer.release, "because": answer.because or None}}
 
 

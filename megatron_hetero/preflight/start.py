@@ -61,7 +61,7 @@ _ENDS_START = frozenset(
 
 
 @dataclass(frozen=True)
-class Answer:
+class StartAnswer:
     """What Megatron said. `release` is that of the megatron-core that was asked; None if it said
     nothing that holds for the job, with the reason in `because`."""
 
@@ -78,7 +78,7 @@ def why_not_to_ask(findings: Iterable[Finding]) -> str | None:
     return None
 
 
-def ask_megatron(job: Job, limit_s: float = LIMIT_S) -> Answer:
+def ask_megatron(job: Job, limit_s: float = LIMIT_S) -> StartAnswer:
     """Ask Megatron's own parser and checks about the job's flags, for each kind of rank.
 
     Args:
@@ -86,20 +86,22 @@ def ask_megatron(job: Job, limit_s: float = LIMIT_S) -> Answer:
         limit_s: limit of the process that is asked, in seconds.
     """
     if job.plan.workload is None or not job.plan.workload.megatron_args:
-        return Answer(because="the plan has no flags of a job")
+        return StartAnswer(because="the plan has no flags of a job")
     with TemporaryDirectory(prefix="megatron-hetero-") as folder:
         question = json.dumps(question_of(job, Path(folder)))
         said = _said(question, folder, limit_s)
-    return Answer(because=said) if isinstance(said, str) else answer_of(job, said)
+    return StartAnswer(because=said) if isinstance(said, str) else answer_of(job, said)
 
 
-def answer_of(job: Job, said: Mapping[str, Any]) -> Answer:
+def answer_of(job: Job, said: Mapping[str, Any]) -> StartAnswer:
     """Return the answer to the question about a job, from what the other process said."""
     if said["refusal"]:
-        return Answer((_finding(job, said),), said["release"])
+        return StartAnswer((_finding(job, said),), said["release"])
     if said["untold"]:
-        return Answer(because=f"its answer depends on this machine: {_one_line(said['untold'])}")
-    return Answer(release=said["release"])
+        return StartAnswer(
+            because=f"its answer depends on this machine: {_one_line(said['untold'])}"
+        )
+    return StartAnswer(release=said["release"])
 
 
 def question_of(job: Job, folder: Path) -> dict[str, Any]:

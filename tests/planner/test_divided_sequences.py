@@ -164,7 +164,8 @@ def check_near_brute_force(cluster: Cluster, workload: Workload) -> None:
 @pytest.mark.parametrize("attention", [{}, LATENT])
 def test_a_sequence_that_no_gpu_holds_is_divided(attention: dict[str, object]) -> None:
     """Two nodes of one GPU each, where tensor parallelism cannot be: nothing fits without."""
-    workload = long_job(131072, num_layers=2, hidden_size=2048, sequence_parallel=True, **attention)
+    heads = {"num_attention_heads": 16, "num_query_groups": 16, "kv_channels": 128, **attention}
+    workload = long_job(131072, num_layers=2, hidden_size=2048, sequence_parallel=True, **heads)
     nodes = ("a", SLOW, 1), ("b", SLOW, 1)
     with pytest.raises(InfeasiblePlanError):
         plan_cluster(make_cluster(*nodes, limits=NONE), workload)

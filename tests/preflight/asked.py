@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_hetero.preflight.job import Job
-from megatron_hetero.preflight.start import Answer, answer_of, question_of
+from megatron_hetero.preflight.start import StartAnswer, answer_of, question_of
 
 
-def answers(jobs: Sequence[Job]) -> list[Answer]:
+def answers(jobs: Sequence[Job]) -> list[StartAnswer]:
     """The answers about all jobs, from one other process."""
     with tempfile.TemporaryDirectory() as folder:
         questions = []

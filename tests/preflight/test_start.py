@@ -8,7 +8,7 @@ import pytest
 
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import make_job
-from megatron_hetero.preflight.start import Answer, why_not_to_ask
+from megatron_hetero.preflight.start import StartAnswer, why_not_to_ask
 from tests.preflight.asked import answers
 from tests.preflight.jobs import with_flags, with_width
 from tests.preflight.test_check import DIVIDED, UNLIKE, WIDE, Job
@@ -79,7 +79,7 @@ ALL = (
 
 
 @pytest.fixture(scope="module")
-def said() -> list[Answer]:
+def said() -> list[StartAnswer]:
     jobs = []
     for job, flags, variables in ALL:
         plan, cluster = job()
@@ -88,14 +88,14 @@ def said() -> list[Answer]:
 
 
 @pytest.mark.parametrize("number", range(len(SOUND)))
-def test_sound_jobs_start(number: int, said: list[Answer]) -> None:
+def test_sound_jobs_start(number: int, said: list[StartAnswer]) -> None:
     answer = said[number]
     assert (answer.findings, answer.because) == ((), "")
     assert answer.release is not None
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
-def test_what_ends_the_start_is_said_before(number: int, said: list[Answer]) -> None:
+def test_what_ends_the_start_is_said_before(number: int, said: list[StartAnswer]) -> None:
     *_, id_, where, what = REFUSED[number]
     (finding,) = said[len(SOUND) + number].findings
     assert (finding.id, finding.severity) == (id_, "error")
@@ -105,7 +105,7 @@ def test_what_ends_the_start_is_said_before(number: int, said: list[Answer]) -> 
 
 
 @pytest.mark.parametrize("number", range(len(UNTOLD)))
-def test_what_depends_on_the_machine_is_no_finding(number: int, said: list[Answer]) -> None:
+def test_what_depends_on_the_machine_is_no_finding(number: int, said: list[StartAnswer]) -> None:
     answer = said[len(SOUND) + len(REFUSED) + number]
     assert (answer.findings, answer.release) == ((), None)
     assert answer.because.startswith("its answer depends on this machine: ")

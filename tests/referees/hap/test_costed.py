@@ -30,7 +30,10 @@ LINEAR = 0.02
 """A program's price is linear in the shares, as its linear programme needs; the time of a matrix
 product is not, because its factors cross the memory whole."""
 UNLIKE += LINEAR
-SHAPE = {"num_layers": 8, "hidden_size": 2048, "seq_length": 2048, "max_position_embeddings": 2048}
+SHAPE = {
+    "num_layers": 8, "hidden_size": 2048, "seq_length": 2048, "max_position_embeddings": 2048,
+    "num_attention_heads": 16, "num_query_groups": 16, "kv_channels": 128,
+}  # fmt: skip
 EQUAL: Shares = dict.fromkeys(("columns", "tokens", "elements", "sequences"), (0.5, 0.5))  # type: ignore[arg-type]
 SHARES: Shares = {
     "columns": (0.75, 0.25),

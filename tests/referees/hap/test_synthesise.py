@@ -36,7 +36,10 @@ from tools.referees.hap.synthesise import (
 )
 
 CLUSTER = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=Link(25e9, 5e-6))
-SHAPE = {"num_layers": 8, "hidden_size": 2048, "seq_length": 2048, "max_position_embeddings": 2048}
+SHAPE = {
+    "num_layers": 8, "hidden_size": 2048, "seq_length": 2048, "max_position_embeddings": 2048,
+    "num_attention_heads": 16, "num_query_groups": 16, "kv_channels": 128,
+}  # fmt: skip
 
 
 def place_on(cluster: Cluster, room: float = 1e12, num_micro_batches: int = 16) -> LayerGroup:
