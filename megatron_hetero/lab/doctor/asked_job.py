@@ -65,7 +65,7 @@ class Megatron:
             raise
 
 
-class _AskedJob(AsymmetricJob):
+class _JobElsewhere(AsymmetricJob):
     """A job whose packages and checkpoints are those of other machines."""
 
     def _needs(self, named: dict[str, Any]) -> tuple[str, ...]:
@@ -122,6 +122,6 @@ class PlugInStart:
 
     def start(self, rank: int, num_ranks: int) -> None:
         """As in `StockStart`."""
-        job = _AskedJob(self._plan, self._arguments, World(rank, num_ranks, is_local=True))
+        job = _JobElsewhere(self._plan, self._arguments, World(rank, num_ranks, is_local=True))
         args = job.parse(self._megatron.parse, args_defaults=ARGUMENT_DEFAULTS)
         job.configure(self._megatron.configure, args)
