@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.cost.work.fused_attention import FLASH_CAPABILITY
-from megatron_hetero.flags.gpu_needs import (
-    GpuNeed,
-    gpu_needs,
-    without_divided_attention,
-)
+from megatron_hetero.flags.gpu_needs import GpuNeed, gpu_needs, without_divided_attention
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 

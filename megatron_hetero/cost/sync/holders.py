@@ -264,20 +264,16 @@ class _Parts:
     def _edges(self, shape: StageShape, kind: str) -> list[Fraction]:
         """Return edges as parts of the whole; `runtime.parallel.tensor_place` has the same rule."""
         model, width, shares = self._model, shape.tensor_parallel, shape.shares
+        # How many there are of each kind, and how many go together.
         units = {
-            "groups": model.num_query_groups,
-            "columns": model.mlp_columns,
-            "shared": model.moe_shared_expert_intermediate_size,
+            "groups": (model.num_query_groups, 1),
+            "columns": (model.mlp_columns, COLUMN_BLOCK),
+            "shared": (model.moe_shared_expert_intermediate_size, COLUMN_BLOCK),
+            "vocabulary": (self._rows, model.make_vocab_size_divisible_by),
         }
         # Equal shares that divide the model evenly are cut as without shares.
         divides = even_share_or_none(model, width) is not None
         if shares is None or kind == "evenly" or (len(set(shares)) == 1 and divides):
             return [Fraction(i, width) for i in range(width + 1)]
-        if kind == "vocabulary":
-            divisor = model.make_vocab_size_divisible_by
-            edges = block_edges(self._rows, divisor, width, shares)
-        elif kind == "groups":
-            edges = shard_edges(units[kind], width, shares)
-        else:
-            edges = block_edges(units[kind], COLUMN_BLOCK, width, shares)
+        edges = block_edges(*units[kind], width, shares)
         return [Fraction(edge, edges[-1]) for edge in edges]

@@ -25,10 +25,7 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.parameters import attention_matrices
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work import host_work
-from megatron_hetero.cost.work.compute import (
-    PassTimes,
-    slowest,
-)
+from megatron_hetero.cost.work.compute import PassTimes, slowest
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.profile import Piece, Profile
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload

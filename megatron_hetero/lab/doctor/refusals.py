@@ -18,6 +18,7 @@ _OF_THIS_MACHINE = re.compile(
 
 
 def of_plug_in(error: BaseException, number: int) -> dict[str, Any]:
+    """Return the refusal of the plug-in's start on rank `number`, or why there is no telling."""
     # Anything but a refusal is a defect of ours, and no fault of the job's.
     is_of_here = isinstance(error, (EnvironmentMismatchError, CheckpointError))
     if is_of_here or not isinstance(error, HeteroError):
@@ -26,6 +27,13 @@ def of_plug_in(error: BaseException, number: int) -> dict[str, Any]:
 
 
 def of_megatron(error: BaseException, errors: str, number: int) -> dict[str, Any]:
+    """Return Megatron's refusal, or why there is no telling.
+
+    Args:
+        error: what Megatron raised.
+        errors: what it printed to stderr before.
+        number: the rank.
+    """
     line = _statement(error)
     said = str(error) or line
     if isinstance(error, SystemExit):

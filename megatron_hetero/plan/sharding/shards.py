@@ -15,8 +15,8 @@ from itertools import accumulate
 from megatron_hetero.errors import PlanFormatError
 
 COLUMN_BLOCK = 16
-"""Columns of an MLP that a share takes or leaves together: the least that an fp8 product of
-Transformer Engine takes (`assert_dim_for_fp8_exec`), and 32 aligned bytes of a bf16 one."""
+"""Columns of an MLP that a share takes or leaves together: what an fp8 product takes
+(`cost.fp8_sizes.FP8_COLUMNS`), and 32 aligned bytes of a bf16 one."""
 
 
 def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None) -> tuple[int, ...]:

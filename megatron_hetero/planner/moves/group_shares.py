@@ -32,7 +32,8 @@ from megatron_hetero.planner.division.layers import minimax
 Shares = tuple[int, ...]
 
 FINEST = 64
-"""Units in which shares are given; the runtime rounds them to heads, columns and tokens."""
+"""Units in which shares are given; the runtime rounds them to heads, blocks of columns and tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _parts(place: StagePlace, units: int) -> range:
 
 def _share(costs: CostModel, place: StagePlace, part: int, units: int) -> TensorShare:
     """Return what a member with `part` of `units` units holds, to the nearest head and column, or
-    token.
+    token; plans round to blocks of columns (`plan.sharding.shards.COLUMN_BLOCK`).
 
     Its rows of the vocabulary are the shares (part, rest), it being the first.
     """

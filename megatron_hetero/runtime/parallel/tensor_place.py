@@ -108,9 +108,9 @@ class TensorPlace:
             return replace(cls.even(width, index), dealt=dealt)
         # Kinds of units that the model does not have count as even.
         edges = dict.fromkeys(_UNITS, tuple(range(width + 1)))
-        edges["query_groups"] = shard_edges(units.pop("query_groups"), width, shares)
         edges |= {
-            name: block_edges(number, COLUMN_BLOCK, width, shares) for name, number in units.items()
+            name: block_edges(number, 1 if name == "query_groups" else COLUMN_BLOCK, width, shares)
+            for name, number in units.items()
         }
         rows = block_edges(args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares)
         return cls(width, index, vocabulary_rows=rows, is_even=False, dealt=dealt, **edges)

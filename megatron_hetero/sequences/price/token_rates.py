@@ -20,9 +20,7 @@ from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.work.compute import (
-    group_layer_times,
-)
+from megatron_hetero.cost.work.compute import group_layer_times
 from megatron_hetero.cost.work.ends import embedding_times, head_times
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.pieces import price_pieces

@@ -4,11 +4,11 @@
         [--drawn FIRST END] [--commit HASH] [--parts TEXT ...] [--together NAMES ...] [--json]
 
 A part is a strategy, a move, or a habit of the search over structures; `--together "move cut + move
-join"` leaves several out at once.  The jobs are those of
-`search`.  Each part is left out in a process of its own, which plans all jobs one after the
-other, without the lower bound; plans are simulated.  Steps and processor seconds are over those of
-the whole search, which is run first; a part that pays has a step above 1.  Rows are kept in FOLDER
-and not made again: it is for one state of the code.
+join"` leaves several out at once.  The jobs are those of `search`.  Each part is left out in a
+process of its own, which plans all jobs one after the other, without the lower bound; plans are
+simulated.  Steps and processor seconds are over those of the whole search, which is run first; a
+part that pays has a step above 1.  Rows are kept in FOLDER and not made again: it is for one state
+of the code.
 """
 
 from __future__ import annotations
@@ -166,9 +166,9 @@ def run_without(part: str, folder: Path, options: argparse.Namespace) -> None:
     path = folder / f"{part}.json"
     if path.exists():
         return
-    names = [] if part == WHOLE else part.split(_AND)
+    found, names = parts(), [] if part == WHOLE else part.split(_AND)
     rows = {}
-    strategies = together(*[parts()[name] for name in names])(list(default_strategies()))
+    strategies = together(*[found[name] for name in names])(list(default_strategies()))
     for job in all_jobs(options, folder):
         cluster, workload = job.load()
         started = time.process_time()
@@ -226,14 +226,14 @@ OPTIONS = (
 
 def run(given: argparse.Namespace) -> Iterator[Columns | dict[str, Any]]:
     """Plan all jobs without each part, in a process of its own."""
+    known, groups = list(parts()), given.together or []
+    if unknown := {name for group in groups for name in group.split(_AND)}.difference(known):
+        raise SystemExit(f"--together: no parts {sorted(unknown)}; there are {', '.join(known)}")
     given.kept.mkdir(parents=True, exist_ok=True)
     yield COLUMNS
     alone(run_without, WHOLE, given.kept, given)
-    groups = given.together or []
-    if unknown := {name for group in groups for name in group.split(_AND)} - set(parts()):
-        raise SystemExit(f"--together: no parts {sorted(unknown)}; there are {', '.join(parts())}")
     # With groups alone no single part is left out.
-    singles = [name for name in parts() if is_chosen(name, given.parts)]
+    singles = [name for name in known if is_chosen(name, given.parts)]
     for part in [*(singles if given.parts or not groups else ()), *groups]:
         alone(run_without, part, given.kept, given)
         yield summary(part, given.kept)

@@ -98,8 +98,10 @@ def all_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
         name = f"large {number}: {large.num_gpus} GPUs, {large.model}"
         found.append(written(name, f"large-{number}", large.cluster_data(), large.flags()))
     found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in given.scale]
-    for number in range(*given.drawn):
-        job = drawn_job(random_of(given.commit or planner_commit(), "search", number))
+    numbers = range(*given.drawn)
+    commit = given.commit or (planner_commit() if numbers else "")
+    for number in numbers:
+        job = drawn_job(random_of(commit, "search", number))
         name = f"drawn {number}: {job.machines}, {job.model}"
         found.append(written(name, f"drawn-{number}", job.cluster_data, job.flags))
     found = [job for job in found if is_chosen(job.name, given.only)]
