@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations_with_replacement
 
-from megatron_hetero.planner.moves.divisions import (
-    add_group,
-    halve,
-    join_groups,
-    pair,
-    regroup,
-    split_groups,
-)
+from megatron_hetero.planner.moves.divisions import join_groups, regroup
 from megatron_hetero.planner.moves.idle_groups import (
     Scope,
     TakesIdle,
@@ -47,8 +40,8 @@ IN_TWO: tuple[Callable[[ReplicaPlaces, ReplicaPlaces], Iterator[PairChange]], ..
 """Moves between two."""
 WITH_IDLE: tuple[TakesIdle, ...] = (insert, widen)
 """Moves that bring idle GPUs into a replica; `begin` makes them one of their own."""
-DIVIDED = (regroup, join_groups, split_groups, halve), (pair,), (add_group,)
-"""Further moves of each sort, of structures with a stage that divides sequences."""
+DIVIDED = (regroup, join_groups)
+"""Further moves inside one replica, of structures with a stage that divides sequences."""
 
 
 def neighbours(
@@ -80,8 +73,7 @@ def _moved(
 ) -> Iterator[Structure]:
     of_one, of_two, with_idle = ((), (), ()) if divided else (IN_ONE, IN_TWO, WITH_IDLE)
     if divided or divides(structure):
-        more = DIVIDED
-        of_one, of_two, with_idle = of_one + more[0], of_two + more[1], with_idle + more[2]
+        of_one += DIVIDED
     idle = idle_of(problem, structure)
     like = problem.likeness.node
     # Alike in links too: all of them are changed in one move.

@@ -1,7 +1,8 @@
 """The search without one of its parts at a time: what each is worth, in steps and in time.
 
     python tools/bench ablation --kept FOLDER [--only TEXT ...] [--large N] [--scale SIZE ...]
-        [--drawn FIRST END] [--commit HASH] [--parts TEXT ...] [--together NAMES ...] [--json]
+        [--drawn FIRST END] [--commit HASH] [--seq-length N] [--parts TEXT ...]
+        [--together NAMES ...] [--json]
 
 A part is a strategy, a move, or a habit of the search over structures; `--together "move cut + move
 join"` leaves several out at once.  The jobs are those of `search`.  Each part is left out in a
@@ -63,12 +64,9 @@ def without_move(name: str) -> LeaveOut:
     """Leave a move out of every table that has it."""
 
     def leave_out(given: Strategies) -> Strategies:
-        for table in ("IN_ONE", "IN_TWO", "WITH_IDLE"):
+        for table in ("IN_ONE", "IN_TWO", "WITH_IDLE", "DIVIDED"):
             moves = getattr(neighbours, table)
             setattr(neighbours, table, tuple(m for m in moves if m.__name__ != name))
-        vars(neighbours)["DIVIDED"] = tuple(
-            tuple(m for m in moves if m.__name__ != name) for moves in neighbours.DIVIDED
-        )
         return given
 
     return leave_out
@@ -107,7 +105,7 @@ def parts() -> Mapping[str, LeaveOut]:
     """Return what leaves each part out, by its name."""
     names = [type(strategy).__name__ for strategy in default_strategies()]
     found = {f"strategy {name}": without_strategy(name) for name in dict.fromkeys(names)}
-    tables = neighbours.IN_ONE, neighbours.IN_TWO, neighbours.WITH_IDLE, *neighbours.DIVIDED
+    tables = neighbours.IN_ONE, neighbours.IN_TWO, neighbours.WITH_IDLE, neighbours.DIVIDED
     found |= {f"move {m.__name__}": without_move(m.__name__) for table in tables for m in table}
     found["move begin"] = changed(neighbours, "begin", lambda *_: iter(()))
     found["moves of all replicas that are alike"] = changed(

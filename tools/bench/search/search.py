@@ -1,7 +1,8 @@
 """Plans and processor time of this tree's search beside another's, job by job.
 
     python tools/bench search --tree FOLDER [--only TEXT ...] [--large N] [--scale SIZE ...]
-        [--drawn FIRST END] [--commit HASH] [--without STRATEGY ...] [--plans FOLDER] [--json]
+        [--drawn FIRST END] [--commit HASH] [--seq-length N] [--without STRATEGY ...]
+        [--plans FOLDER] [--json]
 
 The first FOLDER is another checkout of this repository, for example ``git worktree add FOLDER
 COMMIT``.  The jobs are those of `jobs`, the first N of seed 1 of the benchmark `large`, those
@@ -80,6 +81,7 @@ JOB_OPTIONS = (
         help="jobs of up to 24 GPUs drawn from a hash, by number",
     ),
     option("--commit", metavar="HASH", help="to draw from; the planner's last commit by itself"),
+    option("--seq-length", type=int, metavar="N", help="of drawn jobs, in batches of 16 sequences"),
 )  # fmt: skip
 """Which jobs `all_jobs` returns."""
 
@@ -100,10 +102,16 @@ def all_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
     found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in given.scale]
     numbers = range(*given.drawn)
     commit = given.commit or (planner_commit() if numbers else "")
+    # Megatron takes the last of equal flags.
+    longer = (
+        f"--seq-length {given.seq_length} --max-position-embeddings {given.seq_length} "
+        "--micro-batch-size 1 --global-batch-size 16"
+    )
+    more = tuple(longer.split()) if given.seq_length else ()
     for number in numbers:
         job = drawn_job(random_of(commit, "search", number))
         name = f"drawn {number}: {job.machines}, {job.model}"
-        found.append(written(name, f"drawn-{number}", job.cluster_data, job.flags))
+        found.append(written(name, f"drawn-{number}", job.cluster_data, job.flags + more))
     found = [job for job in found if is_chosen(job.name, given.only)]
     return [with_equal_memory(job, folder / f"equal-{n}.yaml") for n, job in enumerate(found)]
 
