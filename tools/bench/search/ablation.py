@@ -189,9 +189,11 @@ def summary(part: str, folder: Path) -> dict[str, Any]:
     """Return one row of the table."""
     whole = json.loads((folder / f"{WHOLE}.json").read_text())
     own = json.loads((folder / f"{part}.json").read_text())
-    steps = {job: own[job][0] / whole[job][0] for job in whole}
+    # Of drawn jobs some fit nowhere.
+    fitting = [job for job in whole if whole[job][0] < math.inf]
+    steps = {job: own[job][0] / whole[job][0] for job in fitting}
     worst = max(steps, key=lambda job: steps[job])
-    seconds = [own[job][1] / whole[job][1] for job in whole]
+    seconds = [own[job][1] / whole[job][1] for job in fitting]
     return {
         "without": part,
         "jobs": len(steps),
