@@ -131,6 +131,21 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert seconds(800) == pytest.approx((1.0 + 4 * 0.2) / 5)
 
 
+def test_a_kept_prefix_gives_way_to_a_request_that_needs_its_blocks() -> None:
+    # The prefix of "a" takes 800 tokens of 2,400, and a request of "b" needs 2,300 at its end.
+    queue = ReplicaQueue(ByToken(), 2400, shared_tokens=(800, 0))
+    mix = RequestMix(
+        tuple(
+            RequestClass(name, 1.0, TokenLengths(((i, 1.0),)), TokenLengths(((o, 1.0),)))
+            for name, i, o in (("a", 1000, 10), ("b", 1500, 800))
+        )
+    )
+    run = FleetRun([SimulatedReplica(queue, "both", "-", (1.0, 1.0))], mix)
+    outcome = run.run([Request(0.0, 0, 1000, 10), Request(50.0, 1, 1500, 800)])
+    assert [c.num_requests for c in outcome.classes] == [1, 1]
+    assert outcome.num_preemptions == 0
+
+
 def test_keys_and_values_wait_for_a_wire_that_others_use() -> None:
     def replica(phase: str, place: str) -> SimulatedReplica:
         queue = ReplicaQueue(ByToken(), 1 << 20, stops_after_prefill=phase == "prefill")
