@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: vllm)",
     )  # fmt: skip
     parser.add_argument(
-        "--weights", choices=get_args(WeightFormat), default="16-bit",
-        help="format of the layers' matrices (default: 16-bit)",
+        "--weights", choices=get_args(WeightFormat),
+        help="format of the layers' matrices (default: the checkpoint's, as config.json has it)",
     )  # fmt: skip
     parser.add_argument(
         "--kv", choices=get_args(KvFormat), default="16-bit",
