@@ -140,7 +140,8 @@ def _plan(
         placed_replicas(fleet, composition),
         composition.scale,
         whole.bound,
-        abs(whole.bound - value) / value,
+        # Machines of one's own may cost nothing.
+        abs(whole.bound - value) / value if value else 0.0,
         found.utilization,
         composition.cost_per_hour if has_prices(fleet.cluster) else None,
         budget_per_hour if isfinite(budget_per_hour) else None,

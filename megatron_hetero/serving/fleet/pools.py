@@ -88,8 +88,10 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
 
 
 def has_prices(cluster: Cluster) -> bool:
-    """Tell if machines or GPUs have a price."""
-    return any(n.price_per_hour or n.gpu_price_per_hour for n in cluster.nodes)
+    """Tell if machines or GPUs have a price; 0 is one."""
+    return any(
+        n.price_per_hour is not None or n.gpu_price_per_hour is not None for n in cluster.nodes
+    )
 
 
 def link_between(cluster: Cluster, one: Pool, other: Pool) -> Link | None:

@@ -67,6 +67,18 @@ def test_the_cheapest_fleet_keeps_its_deadlines_and_its_bound(cheapest: ServingP
     assert served == pytest.approx(MIX.demand)
 
 
+def test_machines_of_ones_own_cost_nothing() -> None:
+    own = replace(CLUSTER.nodes[0], price_per_hour=0.0)
+    cluster = replace(CLUSTER, nodes=(own, *CLUSTER.nodes[1:]))
+    plan = plan_serving(cluster, SERVED, MIX, "cost")
+    assert (plan.cost_per_hour, plan.bound, plan.gap) == (0.0, 0.0, 0.0)
+    assert {d.split(":")[0] for r in plan.replicas for s in r.stages for d in s.devices} == {
+        own.name
+    }
+    # Nothing but machines of one's own: a price too.
+    assert plan_serving(replace(cluster, nodes=(own,)), SERVED, MIX, "cost").cost_per_hour == 0.0
+
+
 def test_all_machines_serve_more_and_a_budget_less(largest: ServingPlan) -> None:
     assert largest.scale <= largest.bound * (1 + 1e-9)
     assert largest.gap <= 0.005 + 1e-9
