@@ -168,7 +168,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         save_serving_plan(plan, arguments.output)
     if arguments.html is not None:
         with output.progress("simulating a minute"):
-            story = story_of(fleet, found, arguments.budget or inf, arguments.seed)
+            story = story_of(fleet, found, plan.budget_per_hour or inf, arguments.seed)
         write_text(arguments.html, serving_page(plan, story))
     if arguments.json:
         data = serving_plan_data(plan)

@@ -8,9 +8,10 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
+from megatron_hetero.serving.prices.served import LEAST_FP8
 
-_FLASH, _FP8 = 8.0, 8.9
-"""Least compute capability for FlashAttention, and for fp8 in tensor cores."""
+_FLASH = 8.0
+"""Least compute capability for FlashAttention."""
 # 10 Gb/s: a hand-over of keys and values over a slower link is worth a warning.
 _SLOW_HAND_OVER = 1.25e9
 
@@ -74,18 +75,18 @@ def _formats(plan: ServingPlan, gpu: GpuType) -> Iterator[Finding]:
     capability = gpu.capability
     if capability is None:
         return
-    if plan.model.weights == "fp8" and capability < _FP8:
+    if plan.model.weights == "fp8" and capability < LEAST_FP8:
         yield Finding(
             "serve-fp8-weights", "warning", gpu.name,
             f"compute capability {capability:g} has no fp8 products; engines keep fp8 weights and "
             "compute in 16 bits (Marlin)",
             "time is priced so; int4 weights take half the memory on this card",
         )  # fmt: skip
-    if plan.model.keys_values == "fp8" and capability < _FP8:
+    if plan.model.keys_values == "fp8" and capability < LEAST_FP8:
         yield Finding(
             "serve-fp8-kv", "error", gpu.name,
             f"compute capability {capability:g}: attention kernels read an fp8 KV cache from "
-            f"{_FP8:g} on",
+            f"{LEAST_FP8:g} on",
             "plan with --kv 16-bit",
         )  # fmt: skip
     if capability < _FLASH:

@@ -53,7 +53,7 @@ def planned_fleet(
         mix: classes of requests.
         goal: as `search_fleet`.
         engine: that runs the replicas; "any" allows pipelines that no engine runs.
-        budget_per_hour: limit of machines and GPUs.
+        budget_per_hour: limit of machines and GPUs, beside the cluster's own.
         gap: at which the programme may stop.
         seed: of simulated arrivals.
         compares_engines: also find what the engine's restrictions cost.
@@ -63,10 +63,12 @@ def planned_fleet(
         UsageError: money is asked for and the cluster has no prices, or no measured step is of the
             engine and the formats.
     """
+    most = cluster.limits.max_price_per_hour
+    budget_per_hour = min(budget_per_hour, inf if most is None else most)
     if not has_prices(cluster) and (goal == "cost" or isfinite(budget_per_hour)):
         raise UsageError(
             "cluster.yaml has no prices: give its machines or gpu_types a price_per_hour, or leave "
-            "--budget and --goal cost out"
+            "--budget, --goal cost and max_price_per_hour out"
         )
     fleet = make_fleet(cluster, served, _engine(engine, served, measured), mix)
     refuse_unserved(fleet)

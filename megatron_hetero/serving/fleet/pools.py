@@ -142,6 +142,8 @@ def _wires(cluster: Cluster, pools: tuple[Pool, ...]) -> Iterator[Wire]:
 
 
 def _free_devices(cluster: Cluster, node: Node) -> tuple[Device, ...]:
+    if cluster.library not in (None, node.gpu_type.library):
+        return ()
     idle = set(cluster.limits.idle_devices)
     return tuple(
         d

@@ -96,9 +96,10 @@ def _sides(
                 continue
             if one[1] != other[1] and not engine.runs_unlike_widths:
                 continue
-            # Both sides hand activations on, and compute in one format.
-            if served.precision_on(one[0].gpu) == served.precision_on(other[0].gpu):
-                yield one, other
+            # Both sides hand activations on: in one format, by one library of collectives.
+            sides = one, other
+            if len({(served.precision_on(s[0].gpu), s[0].gpu.library) for s in sides}) == 1:
+                yield sides
 
 
 def _widths(pool: Pool, served: ServedModel, limit: int | None) -> list[int]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
+from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.files import read_json
@@ -19,6 +20,9 @@ KvFormat = Literal["16-bit", "fp8"]
 _WEIGHT_BYTES: dict[WeightFormat, float] = {"16-bit": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
 """Bytes of an element; int4 has a 16-bit scale for each 128 (AWQ, GPTQ)."""
 ACTIVATION_BYTES = 2.0
+LEAST_FP8 = 8.9
+"""Least compute capability for fp8 in tensor cores, and for attention kernels that read an fp8 KV
+cache."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,12 @@ class ServedModel:
 
     def precision_on(self, gpu: GpuType) -> Precision | None:
         """Return the 16-bit format in which a GPU computes; None where the model cannot run."""
+        # Engines' commands are for devices that torch calls "cuda".
+        if not FACTS[gpu.library].trains:
+            return None
+        # Of cards without a compute capability (AMD's) nothing is known.
+        if self.keys_values == "fp8" and gpu.capability is not None and gpu.capability < LEAST_FP8:
+            return None
         # A card without fp8 runs fp8 weights only where engines have kernels for that.
         if self.weights == "fp8" and gpu.peak_flops.get("fp8") is None and not self._emulates(gpu):
             return None
