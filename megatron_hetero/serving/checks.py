@@ -8,9 +8,10 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
+from megatron_hetero.serving.prices.served import LEAST_FP8
 
-_FLASH, _FP8 = 8.0, 8.9
-"""Least compute capability for FlashAttention, and for fp8 in tensor cores."""
+_FLASH = 8.0
+"""Least compute capability for FlashAttention."""
 # 10 Gb/s: a hand-over of keys and values over a slower link is worth a warning.
 _SLOW_HAND_OVER = 1.25e9
 
@@ -74,18 +75,18 @@ def _formats(plan: ServingPlan, gpu: GpuType) -> Iterator[Finding]:
     capability = gpu.capability
     if capability is None:
         return
-    if plan.model.weights == "fp8" and capability < _FP8:
+    if plan.model.weights == "fp8" and capability < LEAST_FP8:
         yield Finding(
             "serve-fp8-weights", "warning", gpu.name,
             f"compute capability {capability:g} has no fp8 products; engines keep fp8 weights and "
             "compute in 16 bits (Marlin)",
             "time is priced so; int4 weights take half the memory on this card",
         )  # fmt: skip
-    if plan.model.keys_values == "fp8" and capability < _FP8:
+    if plan.model.keys_values == "fp8" and capability < LEAST_FP8:
         yield Finding(
             "serve-fp8-kv", "error", gpu.name,
             f"compute capability {capability:g}: attention kernels read an fp8 KV cache from "
-            f"{_FP8:g} on",
+            f"{LEAST_FP8:g} on",
             "plan with --kv 16-bit",
         )  # fmt: skip
     if capability < _FLASH:
@@ -140,21 +141,24 @@ def _hand_over(plan: ServingPlan, gpus: dict[str, GpuType]) -> Iterator[Finding]
 
 def _hand_over_links(plan: ServingPlan, cluster: Cluster) -> Iterator[Finding]:
     """Yield each slow link from a machine for prefill to a machine for decode."""
-    # A replica hands over from, and to, the machine of its first stage.
-    machines = {
-        phase: {
-            cluster.node_of(r.stages[0].devices[0]).name
-            for r in plan.replicas
-            if r.phase == phase and r.stages[0].devices[0] in cluster.device_by_name
+    # A replica hands over from, and to, the machine of its first stage.  A router pairs any two
+    # replicas of its group.
+    pairs = set()
+    for group in plan.hand_over_groups:
+        machines = {
+            phase: {
+                cluster.node_of(r.stages[0].devices[0]).name
+                for r in plan.replicas
+                if r.phase == phase
+                and (phase, r.place) in group
+                and r.stages[0].devices[0] in cluster.device_by_name
+            }
+            for phase in ("prefill", "decode")
         }
-        for phase in ("prefill", "decode")
-    }
+        pairs |= {(a, b) for a in machines["prefill"] for b in machines["decode"] if a != b}
     slow = [
-        (a, b)
-        for a in sorted(machines["prefill"])
-        for b in sorted(machines["decode"])
-        if a != b and cluster.node_links[a, b].bytes_per_s < _SLOW_HAND_OVER
-    ]
+        pair for pair in sorted(pairs) if cluster.node_links[pair].bytes_per_s < _SLOW_HAND_OVER
+    ]  # fmt: skip
     if slow:
         a, b = slow[0]
         rate = cluster.node_links[a, b].bytes_per_s * 8e-9

@@ -106,19 +106,19 @@ def price_lines(plan: ServingPlan) -> list[str]:
 
 
 def _restriction(plan: ServingPlan) -> str:
-    if plan.any_engine is None:
-        return ""
-    value = plan.cost_per_hour if plan.goal == "cost" else plan.scale
-    if not value:
-        return ""
+    is_cost = plan.goal == "cost"
+    value, other = plan.cost_per_hour if is_cost else plan.scale, plan.any_engine
+    unlike = f"Pipelines of unlike widths, which {plan.engine.name} does not run,"
+    # A fleet that costs nothing has none that is cheaper.
+    if not value or other is None:
+        return f"{unlike} gain nothing."
+    if is_cost and not other:
+        return f"{unlike} would cost nothing in rates."
     # Less cost or more load: either way above 1 is better.
-    better = value / plan.any_engine if plan.goal == "cost" else plan.any_engine / value
+    better = value / other if is_cost else other / value
     if better <= 1.005:
-        return f"Pipelines of unlike widths, which {plan.engine.name} does not run, gain nothing."
-    return (
-        f"Pipelines of unlike widths, which {plan.engine.name} does not run, would be "
-        f"{better:.2f} times as good in rates."
-    )
+        return f"{unlike} gain nothing."
+    return f"{unlike} would be {better:.2f} times as good in rates."
 
 
 def change_lines(change: Change) -> list[str]:

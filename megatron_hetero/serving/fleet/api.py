@@ -13,7 +13,7 @@ from megatron_hetero.serving.compose.milp import serve_cheapest, serve_most
 from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.forecast import forecast_of
 from megatron_hetero.serving.fleet.offers import Fleet, make_fleet
-from megatron_hetero.serving.fleet.place import placed_replicas
+from megatron_hetero.serving.fleet.place import hand_overs_of, placed_replicas
 from megatron_hetero.serving.fleet.plan import (
     EngineSettings,
     Goal,
@@ -53,7 +53,7 @@ def planned_fleet(
         mix: classes of requests.
         goal: as `search_fleet`.
         engine: that runs the replicas; "any" allows pipelines that no engine runs.
-        budget_per_hour: limit of machines and GPUs.
+        budget_per_hour: limit of machines and GPUs, beside the cluster's own.
         gap: at which the programme may stop.
         seed: of simulated arrivals.
         compares_engines: also find what the engine's restrictions cost.
@@ -63,10 +63,12 @@ def planned_fleet(
         UsageError: money is asked for and the cluster has no prices, or no measured step is of the
             engine and the formats.
     """
+    most = cluster.limits.max_price_per_hour
+    budget_per_hour = min(budget_per_hour, inf if most is None else most)
     if not has_prices(cluster) and (goal == "cost" or isfinite(budget_per_hour)):
         raise UsageError(
             "cluster.yaml has no prices: give its machines or gpu_types a price_per_hour, or leave "
-            "--budget and --goal cost out"
+            "--budget, --goal cost and max_price_per_hour out"
         )
     fleet = make_fleet(cluster, served, _engine(engine, served, measured), mix)
     refuse_unserved(fleet)
@@ -140,7 +142,8 @@ def _plan(
         placed_replicas(fleet, composition),
         composition.scale,
         whole.bound,
-        abs(whole.bound - value) / value,
+        # Machines of one's own may cost nothing.
+        abs(whole.bound - value) / value if value else 0.0,
         found.utilization,
         composition.cost_per_hour if has_prices(fleet.cluster) else None,
         budget_per_hour if isfinite(budget_per_hour) else None,
@@ -148,6 +151,7 @@ def _plan(
         any_engine,
         f"megatron-hetero {__version__}",
         _bases(fleet, composition),
+        hand_overs_of(fleet, composition),
     )  # fmt: skip
 
 

@@ -149,8 +149,9 @@ def make_fleet(
     if all(served.precision_on(pool.gpu) is None for pool in pools):
         names = ", ".join(dict.fromkeys(pool.gpu.name for pool in pools))
         raise InfeasiblePlanError(
-            f"no GPU of this cluster ({names}) runs {served.weights} weights under {engine.name}; "
-            "take another --weights, or other GPUs"
+            f"no GPU of this cluster ({names}) runs {served.weights} weights and "
+            f"{served.keys_values} keys and values under {engine.name}; take another --weights or "
+            "--kv, or other GPUs"
         )
     if not shapes:
         raise InfeasiblePlanError(
@@ -159,7 +160,7 @@ def make_fleet(
             "GPUs"
         )
     # Prefill apart from decode needs partners that engines can join.
-    apart = _may_be_apart(shapes, served)
+    apart = _may_be_apart(shapes, served, pools)
     offered: dict[str, OfferedReplica] = {}
     for shape in shapes:
         rates = PhaseRates(PipelinePrice(shape.pipeline, served, engine))
@@ -171,16 +172,23 @@ def make_fleet(
     return Fleet(cluster, served, engine, mix, pools, wires_of(cluster, pools), offered)
 
 
-def _may_be_apart(shapes: Sequence[Shape], served: ServedModel) -> set[str]:
+def _may_be_apart(
+    shapes: Sequence[Shape], served: ServedModel, pools: Sequence[Pool]
+) -> set[str]:  # fmt: skip
     """Return the names of shapes that can take part in a hand-over: engines hand keys and values
-    over between replicas of equally many stages, in one format, at widths of whole ratios."""
+    over between replicas of equally many stages, in one format, at widths of whole ratios, on one
+    maker's cards (those of most GPUs)."""
+    num_gpus: Counter[str] = Counter()
+    for pool in pools:
+        num_gpus[pool.gpu.library] += len(pool.devices) * pool.gpus_per_machine
+    most = num_gpus.most_common(1)[0][0]
     # Of pipelines only the shortest take part: both sides must have equally many stages.
     fewest = min(len(shape.pipeline.stages) for shape in shapes)
     found = set()
     for shape in shapes:
         stages = shape.pipeline.stages
-        formats = {served.precision_on(stage.gpu) for stage in stages}
-        if len(stages) == fewest and shape.has_one_width and formats == {"bf16"}:
+        kinds = {(served.precision_on(stage.gpu), stage.gpu.library) for stage in stages}
+        if len(stages) == fewest and shape.has_one_width and kinds == {("bf16", most)}:
             found.add(shape.name)
     return found
 

@@ -8,7 +8,7 @@ from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.offers import Fleet
-from megatron_hetero.serving.fleet.plan import Phase, PlannedReplica, PlannedStage
+from megatron_hetero.serving.fleet.plan import HandOver, Phase, PlannedReplica, PlannedStage
 
 _SHORT: Mapping[str, str] = {"both": "replica", "prefill": "prefill", "decode": "decode"}
 
@@ -62,6 +62,19 @@ def placed_replicas(fleet: Fleet, found: Composition) -> tuple[PlannedReplica, .
             )
         )
     return tuple(replicas)
+
+
+def hand_overs_of(fleet: Fleet, found: Composition) -> tuple[HandOver, ...]:
+    """Return the flows of an answer by pair of places."""
+    at = {(fleet.offered[name].phase, fleet.offered[name].shape.place) for name in found.counts}
+    # A flow that is a rounding error of the programme may be of a place without replicas.
+    pairs = sorted(
+        {(a, b) for a, b, _ in found.flows if ("prefill", a) in at and ("decode", b) in at}
+    )
+    classes = range(len(fleet.mix.classes))
+    return tuple(
+        HandOver(a, b, tuple(found.flows.get((a, b, w), 0.0) for w in classes)) for a, b in pairs
+    )
 
 
 def _stage(cluster: Cluster, devices: tuple[Device, ...], num_layers: int) -> PlannedStage:

@@ -17,9 +17,6 @@ from megatron_hetero.serving.prices.steps import PipelinePrice
 from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.workload.requests import RequestClass
 
-_UNLIMITED = 1e9
-"""Requests per second of a phase in which a class has nothing to do."""
-
 
 @dataclass(frozen=True)
 class PhaseRate:
@@ -66,7 +63,9 @@ class PhaseRates:
             return PhaseRate(self._prefill_per_s(kind), 0, first_s)
         if phase == "decode":
             return self._best_batch(kind, lambda batch: self._decoding(kind, batch), first_s)
-        return self._best_batch(kind, lambda batch: self._mixing(kind, batch), first_s)
+        best = self._best_batch(kind, lambda batch: self._mixing(kind, batch), first_s)
+        # Prompts beside decodes are too slow where prompts are long and answers short.
+        return self._one_at_a_time(kind, first_s) if best is NOTHING else best
 
     def first_token_s(self, kind: RequestClass) -> float:
         """Return the seconds to the first token of a request that is alone, in chunks."""
@@ -113,10 +112,11 @@ class PhaseRates:
 
     def _decoding(self, kind: RequestClass, batch: float) -> tuple[float, float]:
         """Return (requests per second, seconds between tokens) of decoding alone."""
-        # The first token comes from prefill.
-        steps = kind.output_tokens.mean - 1
+        # The first token comes from prefill; an answer of one token takes a step here, too, as the
+        # decoder gives out all tokens.
+        steps = max(1.0, kind.output_tokens.mean - 1)
         between_s = self._between_s(batch, StepWork(1.0, 1.0, 0.0, kind.mean_context))
-        return (batch / (steps * between_s) if steps > 0 else _UNLIMITED), between_s
+        return batch / (steps * between_s), between_s
 
     def _mixing(self, kind: RequestClass, batch: float) -> tuple[float, float]:
         """Return the same of steps that decode and prefill: as many prompts as requests end."""
@@ -136,6 +136,14 @@ class PhaseRates:
         # Prompts that do not fit delay every step by the same ratio.
         between_s = self._between_s(batch, one) * wanted / taken
         return batch / (steps * between_s), between_s
+
+    def _one_at_a_time(self, kind: RequestClass, first_s: float) -> PhaseRate:
+        """Return the rate of requests that have the replica to themselves."""
+        between_s = self.alone_between_s(kind)
+        if between_s > kind.between_tokens_s:
+            return NOTHING
+        steps = max(0.0, kind.output_tokens.mean - 1)
+        return PhaseRate(1 / (first_s + steps * between_s), 1, first_s, between_s)
 
     def _between_s(self, batch: float, one: StepWork) -> float:
         """Return the seconds between a request's tokens, with the batch in one part for each

@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
+from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.files import read_json
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import ModelSpec, Precision
 
@@ -18,6 +20,9 @@ KvFormat = Literal["16-bit", "fp8"]
 _WEIGHT_BYTES: dict[WeightFormat, float] = {"16-bit": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
 """Bytes of an element; int4 has a 16-bit scale for each 128 (AWQ, GPTQ)."""
 ACTIVATION_BYTES = 2.0
+LEAST_FP8 = 8.9
+"""Least compute capability for fp8 in tensor cores, and for attention kernels that read an fp8 KV
+cache."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,12 @@ class ServedModel:
 
     def precision_on(self, gpu: GpuType) -> Precision | None:
         """Return the 16-bit format in which a GPU computes; None where the model cannot run."""
+        # Engines' commands are for devices that torch calls "cuda".
+        if not FACTS[gpu.library].trains:
+            return None
+        # Of cards without a compute capability (AMD's) nothing is known.
+        if self.keys_values == "fp8" and gpu.capability is not None and gpu.capability < LEAST_FP8:
+            return None
         # A card without fp8 runs fp8 weights only where engines have kernels for that.
         if self.weights == "fp8" and gpu.peak_flops.get("fp8") is None and not self._emulates(gpu):
             return None
@@ -90,14 +101,19 @@ class ServedModel:
         return gpu.capability is not None and gpu.capability >= 8.0
 
 
-def load_served(path: Path | str, weights: str, keys_values: str) -> ServedModel:
+def load_served(path: Path | str, weights: str | None, keys_values: str) -> ServedModel:
     """Read a model: a folder with a `config.json`, that file, or a file of Megatron flags.
 
+    Args:
+        path: the model.
+        weights: format of the layers' matrices; None: the checkpoint's own, 16 bits where its
+            config names none.
+        keys_values: format of the KV cache.
     Raises:
         FileFormatError, ModelError, UnsupportedError: as `load_workload`.
-        UsageError: a format that is not known.
+        UsageError: a format that is not known, or not the checkpoint's.
     """
-    if weights not in get_args(WeightFormat) or keys_values not in get_args(KvFormat):
+    if weights not in (None, *_WEIGHT_BYTES) or keys_values not in get_args(KvFormat):
         raise UsageError(
             f"weights {weights} and KV {keys_values}: weights are {', '.join(_WEIGHT_BYTES)}, KV "
             f"is {', '.join(get_args(KvFormat))}"
@@ -106,8 +122,10 @@ def load_served(path: Path | str, weights: str, keys_values: str) -> ServedModel
     file = folder / "config.json" if folder.is_dir() else folder
     # A batch belongs to training; the loader asks for one, and nothing here reads it.
     job = ["--micro-batch-size", "1", "--global-batch-size", "1"]
-    if file.suffix == ".json":
-        job += ["--seq-length", "2048"]
+    is_config = file.suffix == ".json"
+    if is_config:
+        # Some models have positions for few tokens.
+        job += ["--seq-length", "1"]
     workload = load_workload(file, job)
     model = workload.model
     if model.learns_softmax_offset:
@@ -115,10 +133,40 @@ def load_served(path: Path | str, weights: str, keys_values: str) -> ServedModel
             f"{file}: attention with learned softmax offsets alternates with windows of tokens; "
             "the KV cache of windows is not priced yet"
         )
+    own = _own_format(file, weights) if is_config else None
     # Engines are given the folder.
     source = str(file.parent if file.name == "config.json" else folder)
     # Positions that are stretched by a factor reach further than the config's number.
     is_plain = model.position_embedding in ("learned_absolute", "rope")
     is_plain &= "--rotary-seq-len-interpolation-factor" not in workload.megatron_args
     most = model.max_position_embeddings if is_plain else None
-    return ServedModel(model, source, weights, keys_values, most)  # type: ignore[arg-type]
+    chosen = weights or own or "16-bit"
+    return ServedModel(model, source, chosen, keys_values, most)  # type: ignore[arg-type]
+
+
+def _own_format(file: Path, wanted: str | None) -> WeightFormat | None:
+    """Return the format that a checkpoint's `quantization_config` names; None where it has none.
+
+    Raises:
+        UnsupportedError: its format is not priced, and none is wanted.
+        UsageError: another format is wanted.
+    """
+    data = read_json(file).data
+    found = data.get("quantization_config") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        return None
+    method, bits = found.get("quant_method"), found.get("bits")
+    own: WeightFormat | None = "fp8" if method == "fp8" else None
+    if method in ("awq", "gptq") and bits == 4:
+        own = "int4"
+    if own is None and wanted is None:
+        raise UnsupportedError(
+            f"{file}: quantization_config has {str(method)[:40]!r}, whose weights are not priced; "
+            f"say by --weights ({', '.join(_WEIGHT_BYTES)}) which format is nearest"
+        )
+    if own is not None and wanted not in (None, own):
+        raise UsageError(
+            f"--weights {wanted}: the weights of {file} are {own} (quantization_config), and "
+            "engines serve them so; leave --weights out, or name another checkpoint"
+        )
+    return own

@@ -186,7 +186,7 @@ class ReplicaQueue:
             chunk = min(left, running.prompt - max(running.done, cached))
             # Blocks for the tokens that the shared prefix does not cover.
             needed = max(running.done, cached) + chunk - cached
-            if -(-needed // self.block) > self.free_blocks:
+            if not self._has_room(-(-needed // self.block), running):
                 break
             self.waiting.popleft()
             running.cached, running.done = cached, max(running.done, cached)
@@ -217,7 +217,7 @@ class ReplicaQueue:
         held = running.done + num_tokens - running.cached
         needed = -(-held // self.block) - running.blocks
         # The last to come gives its place up first, even if that is this request.
-        while needed > self.free_blocks:
+        while not self._has_room(needed, running):
             last = lane.running[-1]
             self._preempt(lane, last)
             if last is running:
@@ -226,6 +226,16 @@ class ReplicaQueue:
             self.free_blocks -= needed
             running.blocks += needed
         return True
+
+    def _has_room(self, num_blocks: int, running: Running) -> bool:
+        """Tell if so many blocks are free for a request; prefixes that no request uses give theirs
+        back first."""
+        if num_blocks > self.free_blocks:
+            used = {r.request.class_index for lane in self.lanes for r in lane.running if r.cached}
+            for kind in sorted(self._cached - used - {running.request.class_index}):
+                self._cached.remove(kind)
+                self.free_blocks += self._shared[kind] // self.block
+        return num_blocks <= self.free_blocks
 
     def _preempt(self, lane: BatchLane, running: Running) -> None:
         lane.running.remove(running)

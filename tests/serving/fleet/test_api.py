@@ -67,6 +67,18 @@ def test_the_cheapest_fleet_keeps_its_deadlines_and_its_bound(cheapest: ServingP
     assert served == pytest.approx(MIX.demand)
 
 
+def test_machines_of_ones_own_cost_nothing() -> None:
+    own = replace(CLUSTER.nodes[0], price_per_hour=0.0)
+    cluster = replace(CLUSTER, nodes=(own, *CLUSTER.nodes[1:]))
+    plan = plan_serving(cluster, SERVED, MIX, "cost")
+    assert (plan.cost_per_hour, plan.bound, plan.gap) == (0.0, 0.0, 0.0)
+    assert {d.split(":")[0] for r in plan.replicas for s in r.stages for d in s.devices} == {
+        own.name
+    }
+    # Nothing but machines of one's own: a price too.
+    assert plan_serving(replace(cluster, nodes=(own,)), SERVED, MIX, "cost").cost_per_hour == 0.0
+
+
 def test_all_machines_serve_more_and_a_budget_less(largest: ServingPlan) -> None:
     assert largest.scale <= largest.bound * (1 + 1e-9)
     assert largest.gap <= 0.005 + 1e-9
@@ -146,7 +158,7 @@ def test_widths_up_to_a_machine_are_placed_without_gaps() -> None:
 
 
 def _plan_of(plan: ServingPlan, *replicas: PlannedReplica) -> ServingPlan:
-    return replace(plan, replicas=replicas)
+    return replace(plan, replicas=replicas, hand_overs=())
 
 
 def test_scripts_are_bash_with_the_engines_flags(largest: ServingPlan, tmp_path: Path) -> None:
@@ -259,5 +271,5 @@ def test_a_format_that_no_card_runs_is_named(tmp_path: Path) -> None:
         "version: 1\nnodes:\n  - {name: a, gpu: V100-32GB, count: 8}\n"
         f"links:\n  inside_node: {link}\n"
     )
-    with pytest.raises(InfeasiblePlanError, match=r"\(V100-32GB\) runs fp8 weights under vllm"):
+    with pytest.raises(InfeasiblePlanError, match=r"\(V100-32GB\) runs fp8 weights"):
         make_fleet(load_cluster(path), load_served(EXAMPLE, "fp8", "16-bit"), ENGINES["vllm"], MIX)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.kernels import card_speed
 from megatron_hetero.serving.prices.matrices import Matrix, layer_matrices
@@ -44,6 +46,35 @@ def test_bytes_of_llama_8b() -> None:
     (fp8,) = stage_prices(_pipeline("H100-80GB", 1, 32).stages, _served("fp8"))
     embeddings = 2 * 128256 * 4096 * 2
     assert weight_bytes(fp8) == pytest.approx(6.98e9 + embeddings, rel=1e-2)
+
+
+def test_weights_have_the_format_of_the_checkpoint(tmp_path: Path) -> None:
+    config = json.loads((EXAMPLE / "config.json").read_text())
+
+    def load(weights: str | None, **quantization: object) -> str:
+        data = {**config, "quantization_config": quantization} if quantization else config
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        return load_served(tmp_path, weights, "16-bit").weights
+
+    assert load(None) == "16-bit"
+    assert load("int4") == "int4"
+    assert load(None, quant_method="fp8") == load("fp8", quant_method="fp8") == "fp8"
+    assert load(None, quant_method="awq", bits=4) == load(None, quant_method="gptq", bits=4)
+    with pytest.raises(UsageError, match=r"--weights 16-bit: .* are int4"):
+        load("16-bit", quant_method="awq", bits=4)
+    with pytest.raises(UnsupportedError, match="'bitsandbytes', whose weights are not priced"):
+        load(None, quant_method="bitsandbytes")
+    assert load("int4", quant_method="bitsandbytes") == "int4"
+
+
+def test_a_model_of_few_positions_is_served(tmp_path: Path) -> None:
+    """The loader asks for a sequence length, which is the job's and not the user's."""
+    config = {
+        "model_type": "gpt2", "vocab_size": 50257, "n_layer": 12, "n_embd": 768, "n_head": 12,
+        "n_positions": 1024, "activation_function": "gelu_new",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_served(tmp_path, None, "16-bit").most_tokens == 1024
 
 
 def test_key_value_heads_are_copied_where_a_group_is_wider() -> None:
@@ -131,3 +162,18 @@ def test_deadlines_bound_the_batch_and_refuse_what_is_too_slow() -> None:
         1 / rates.rate("prefill", kind(9, 9)).per_s + 1 / rates.rate("decode", kind(9, 9)).per_s
     )
     assert free.per_s == pytest.approx(apart, rel=0.25)
+
+
+def test_a_replica_serves_one_request_at_a_time_where_no_two_keep_their_deadlines() -> None:
+    """Beside the decode of a short answer a long prompt would miss the deadline between tokens."""
+    price = PipelinePrice(_pipeline("H100-80GB", 1, 32), _served(), ENGINES["vllm"])
+    rates = PhaseRates(price)
+    lengths = TokenLengths(((8000, 1.0),)), TokenLengths(((4, 1.0),))
+    found = rates.rate("both", RequestClass("c", 1.0, *lengths, 4.0, 0.06))
+    alone_s = found.first_token_s + 3 * found.between_tokens_s
+    assert found.batch == 1
+    assert found.between_tokens_s <= 0.06
+    assert found.per_s == pytest.approx(1 / alone_s)
+    # Several at once serve more, where there is no deadline.
+    assert rates.rate("both", RequestClass("c", 1.0, *lengths)).per_s > found.per_s
+    assert rates.rate("both", RequestClass("c", 1.0, *lengths, 4.0, 1e-3)).per_s == 0

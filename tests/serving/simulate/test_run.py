@@ -131,6 +131,21 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert seconds(800) == pytest.approx((1.0 + 4 * 0.2) / 5)
 
 
+def test_a_kept_prefix_gives_way_to_a_request_that_needs_its_blocks() -> None:
+    # The prefix of "a" takes 800 tokens of 2,400, and a request of "b" needs 2,300 at its end.
+    queue = ReplicaQueue(ByToken(), 2400, shared_tokens=(800, 0))
+    mix = RequestMix(
+        tuple(
+            RequestClass(name, 1.0, TokenLengths(((i, 1.0),)), TokenLengths(((o, 1.0),)))
+            for name, i, o in (("a", 1000, 10), ("b", 1500, 800))
+        )
+    )
+    run = FleetRun([SimulatedReplica(queue, "both", "-", (1.0, 1.0))], mix)
+    outcome = run.run([Request(0.0, 0, 1000, 10), Request(50.0, 1, 1500, 800)])
+    assert [c.num_requests for c in outcome.classes] == [1, 1]
+    assert outcome.num_preemptions == 0
+
+
 def test_keys_and_values_wait_for_a_wire_that_others_use() -> None:
     def replica(phase: str, place: str) -> SimulatedReplica:
         queue = ReplicaQueue(ByToken(), 1 << 20, stops_after_prefill=phase == "prefill")
@@ -145,6 +160,31 @@ def test_keys_and_values_wait_for_a_wire_that_others_use() -> None:
     # of the last prompt token gives the first token.
     assert outcome.overall.first_token_s.p50 == pytest.approx(0.1 + 1.0 + 0.5 + 0.001)
     assert outcome.overall.first_token_s.p99 == pytest.approx(0.1 + 2.0 + 0.5 + 0.001)
+
+
+def test_keys_and_values_go_where_the_plan_sends_them() -> None:
+    """Two places that hand over inside alone, over a wire between them that carries nothing."""
+
+    def replica(phase: str, place: str) -> SimulatedReplica:
+        queue = ReplicaQueue(ByToken(), 100_000, stops_after_prefill=phase == "prefill")
+        return SimulatedReplica(queue, phase, place, (1.0,))
+
+    replicas = [replica(phase, place) for place in "ab" for phase in ("prefill", "decode")]
+    pairs = [(one, other) for one in "ab" for other in "ab"]
+    wires = tuple(
+        Wire(f"{a}{b}", frozenset({(a, b)}), 1e9 if a == b else 1e3) for a, b in pairs
+    )  # fmt: skip
+    requests = [Request(0.5 * i, 0, 100, 1) for i in range(20)]
+
+    def last_s(flows: dict[tuple[str, str, int], float] | None) -> float:
+        links = {(w.name[0], w.name[1]): Link(w.bytes_per_s, 0.0) for w in wires}
+        run = FleetRun(replicas, MIX, Transfers(wires, links), 1e3, flows=flows)
+        return run.run(requests).overall.total_s.p99
+
+    # Prefill 0.1 s, the transfer 0.1 ms, a step of a token.
+    assert last_s({("a", "a", 0): 1.0, ("b", "b", 0): 1.0}) == pytest.approx(0.1011)
+    # From "a" three times as often to "b", at 100 s each.
+    assert last_s({("a", "b", 0): 3.0, ("a", "a", 0): 1.0, ("b", "b", 0): 1.0}) > 100.0
 
 
 def test_a_pipeline_overlaps_its_batches() -> None:
