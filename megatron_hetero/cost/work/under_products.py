@@ -20,11 +20,15 @@ default (`transformer_engine/pytorch/module/base.py`, 2.20) and Megatron's flags
 
 An exchange takes part of the multiprocessors and of the memory's bandwidth from the product that
 hides it, which is not priced.  `--tp-comm-overlap-cfg` can choose other methods; these are priced.
+
+In fp8 with sequence parallelism what is gathered is cast before it travels, in either pass
+(`gather_along_first_dim` with a quantizer, `transformer_engine/pytorch/distributed.py`, 2.20); what
+is summed stays in the job's elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import starmap
 from typing import NamedTuple
 
@@ -37,12 +41,38 @@ from megatron_hetero.cost.work.ends import head_product
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
 from megatron_hetero.cost.work.speed import speed_of
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import Fp8Recipe, TrainingSpec, Workload
 
 Member = tuple[GpuType, TensorShare]
 """A GPU of a group with its part of the model."""
 _PIPELINE = 4
 """Pieces of a pipelined reduce-scatter (`num_splits` of `initialize_ub`)."""
+
+
+class _Gathered(NamedTuple):
+    """Bytes of an element that is gathered: of a product's input, in either pass; of the gradient
+    of what a row-parallel product gave, with and without `tp_comm_overlap_ag`.  `is_agreed`: the
+    group first finds the largest element of each tensor, in an all-reduce of one number."""
+
+    of_input: float
+    of_gradient: float
+    of_gradient_in_ring: float
+    is_agreed: bool = False
+
+
+_BLOCK_BYTES = 1 + 1 / 32
+"""An element of fp8 with its part of a scale: 4 bytes for 128 elements, or one byte for 32."""
+_BLOCKS = _Gathered(_BLOCK_BYTES, 2 * _BLOCK_BYTES, _BLOCK_BYTES)
+"""Both casts of a gradient travel, by rows and by columns (`_all_gather_mxfp8`,
+`_start_all_gather_fp8_blockwise`); buffers of Transformer Engine take one."""
+_GATHERED: Mapping[Fp8Recipe, _Gathered] = {
+    "tensorwise": _Gathered(1.0, 1.0, 1.0, is_agreed=True),
+    "delayed": _Gathered(1.0, 1.0, 1.0),
+    "blockwise": _BLOCKS,
+    "mxfp8": _BLOCKS,
+}
+"""By recipe: with one scale rows alone travel (`_all_gather_fp8`), and a scale of the tensor as it
+is now is the group's (`set_quantizer_amax_reduction_group`)."""
 
 
 class PartExchange(NamedTuple):
@@ -157,8 +187,15 @@ def _part(
         # Backward: the sum of the input's gradient, under the product for the weight's.
         reduce_s = all_reduce_s(num_bytes, width, link)
         return PartExchange(reduce_s, bulk(reduce_s), reduce_s)
-    # Seconds of both collectives by themselves.
-    gather_s = all_gather_s(num_bytes, width, link)
+    # Seconds of the collectives by themselves: the input and the gradient of the output are
+    # gathered, the output and the gradient of the input are summed.
+    sizes = _gathered(training, is_cast=work_of is not None)
+    agreed_s = all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
+
+    def gathering_s(element_bytes: float) -> float:
+        return all_gather_s(num_bytes * element_bytes / training.element_bytes, width, link)
+
+    gather_s = gathering_s(sizes.of_input)
     scatter_s = reduce_scatter_s(num_bytes, width, link)
 
     def in_pieces(place: int, pieces: int) -> tuple[float, float]:
@@ -179,7 +216,10 @@ def _part(
     taken = ring(gather_s, 0) if "gather" in kinds else gather_s
     given = pipeline(scatter_s, 1) if "scatter" in kinds else scatter_s
     # Backward: the gradient of what went out, the input once more, the sum of the input's gradient.
-    of_output = ring(gather_s, 1) if "gather" in kinds else gather_s
+    if "gather" in kinds:
+        of_output = ring(gathering_s(sizes.of_gradient_in_ring), 1)
+    else:
+        of_output = gathering_s(sizes.of_gradient)
     if "scatter_dgrad" in kinds:
         # In a ring under the product, with the input gathered beside it by NCCL.
         of_input = ring(gather_s + scatter_s, 0)
@@ -187,7 +227,16 @@ def _part(
         of_input = bulk(gather_s) + bulk(scatter_s)
     # A pass without gradients, whose activations are computed again, gathers before its product.
     first = gather_s if training.recompute == "full" else taken
-    return PartExchange(first + given, of_output + of_input, taken + given)
+    return PartExchange(
+        agreed_s + first + given, agreed_s + of_output + of_input, agreed_s + taken + given
+    )
+
+
+def _gathered(training: TrainingSpec, *, is_cast: bool) -> _Gathered:
+    """Return what travels where tensors are gathered for products that are in fp8, or not."""
+    if training.fp8 and is_cast:
+        return _GATHERED[training.fp8_recipe]
+    return _Gathered(*[float(training.element_bytes)] * 3)
 
 
 def _hides_alone(link: Link) -> bool:

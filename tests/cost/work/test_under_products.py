@@ -289,3 +289,32 @@ def test_flags_say_what_is_hidden(flags: str, found: tuple[str, ...]) -> None:
     read = load_workload(None, [*MINIMAL, *flags.split()])
     assert read.training.tp_comm_overlap == found
     assert set(found) <= set(get_args(TensorOverlap))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "of_input", "of_gradient", "agrees"),
+    [
+        ("tensorwise", 1, 1, True),
+        ("delayed", 1, 1, False),
+        ("blockwise", 1 + 1 / 32, 2 + 2 / 32, False),
+        ("mxfp8", 1 + 1 / 32, 2 + 2 / 32, False),
+    ],
+)
+def test_what_is_gathered_for_products_in_fp8_is_cast_before(
+    recipe: str, of_input: float, of_gradient: float, agrees: bool
+) -> None:
+    """Forward the input is gathered in fp8 and the output summed in bf16; backward the gradient of
+    the output and, over PCIe in turn, the input travel in fp8, the input's gradient in bf16."""
+    link, width = Link(25e9, 5e-6), 4
+    num_bytes, members = sizes(job(), width)
+    workload = job((), fp8=True, fp8_recipe=recipe)
+    agreed_s = all_reduce_s(4, width, link) if agrees else 0
+    of_input_s, of_gradient_s = (
+        all_gather_s(num_bytes / 2 * size, width, link) for size in (of_input, of_gradient)
+    )
+    scatter_s = reduce_scatter_s(num_bytes, width, link)
+    forward_s = agreed_s + of_input_s + scatter_s
+    for part in layer_exchanges(workload, members, num_bytes, link):
+        assert part == pytest.approx(
+            (forward_s, agreed_s + of_gradient_s + of_input_s + scatter_s, forward_s)
+        )
