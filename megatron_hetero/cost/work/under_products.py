@@ -20,15 +20,11 @@ default (`transformer_engine/pytorch/module/base.py`, 2.20) and Megatron's flags
 
 An exchange takes part of the multiprocessors and of the memory's bandwidth from the product that
 hides it, which is not priced.  `--tp-comm-overlap-cfg` can choose other methods; these are priced.
-
-In fp8 with sequence parallelism what is gathered is cast before it travels, in either pass
-(`gather_along_first_dim` with a quantizer, `transformer_engine/pytorch/distributed.py`, 2.20); what
-is summed stays in the job's elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 from typing import NamedTuple
 
@@ -38,41 +34,16 @@ from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s,
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.ends import head_product
+from megatron_hetero.cost.work.gathered import gathered, latent_widths
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
 from megatron_hetero.cost.work.speed import speed_of
-from megatron_hetero.model.spec import Fp8Recipe, TrainingSpec, Workload
+from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
 """A GPU of a group with its part of the model."""
 _PIPELINE = 4
 """Pieces of a pipelined reduce-scatter (`num_splits` of `initialize_ub`)."""
-
-
-class _Gathered(NamedTuple):
-    """Bytes of an element that is gathered: of a product's input, in either pass; of the gradient
-    of what a row-parallel product gave, with and without `tp_comm_overlap_ag`.  `is_agreed`: the
-    group first finds the largest element of each tensor, in an all-reduce of one number."""
-
-    of_input: float
-    of_gradient: float
-    of_gradient_in_ring: float
-    is_agreed: bool = False
-
-
-_BLOCK_BYTES = 1 + 1 / 32
-"""An element of fp8 with its part of a scale: 4 bytes for 128 elements, or one byte for 32."""
-_BLOCKS = _Gathered(_BLOCK_BYTES, 2 * _BLOCK_BYTES, _BLOCK_BYTES)
-"""Both casts of a gradient travel, by rows and by columns (`_all_gather_mxfp8`,
-`_start_all_gather_fp8_blockwise`); buffers of Transformer Engine take one."""
-_GATHERED: Mapping[Fp8Recipe, _Gathered] = {
-    "tensorwise": _Gathered(1.0, 1.0, 1.0, is_agreed=True),
-    "delayed": _Gathered(1.0, 1.0, 1.0),
-    "blockwise": _BLOCKS,
-    "mxfp8": _BLOCKS,
-}
-"""By recipe: with one scale rows alone travel (`_all_gather_fp8`), and a scale of the tensor as it
-is now is the group's (`set_quantizer_amax_reduction_group`)."""
 
 
 class PartExchange(NamedTuple):
@@ -113,10 +84,14 @@ def layer_exchanges(
         num_bytes: of the activation of one micro-batch.
         link: the slowest inside the group.
     """
-    attention = None if workload.model.kv_lora_rank else attention_work
     mlp = None if workload.model.num_experts else mlp_work
     given = num_bytes, link
-    return _part(workload, members, attention, *given), _part(workload, members, mlp, *given)
+    if widths := latent_widths(workload.model):
+        attention = _latent_part(workload, members[0][1].width, widths, *given)
+    else:
+        work_of = None if workload.model.kv_lora_rank else attention_work
+        attention = _part(workload, members, work_of, *given)
+    return attention, _part(workload, members, mlp, *given)
 
 
 def head_exchange_s(
@@ -189,7 +164,7 @@ def _part(
         return PartExchange(reduce_s, bulk(reduce_s), reduce_s)
     # Seconds of the collectives by themselves: the input and the gradient of the output are
     # gathered, the output and the gradient of the input are summed.
-    sizes = _gathered(training, is_cast=work_of is not None)
+    sizes = gathered(training, is_cast=work_of is not None)
     agreed_s = all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
 
     def gathering_s(element_bytes: float) -> float:
@@ -232,11 +207,37 @@ def _part(
     )
 
 
-def _gathered(training: TrainingSpec, *, is_cast: bool) -> _Gathered:
-    """Return what travels where tensors are gathered for products that are in fp8, or not."""
-    if training.fp8 and is_cast:
-        return _GATHERED[training.fp8_recipe]
-    return _Gathered(*[float(training.element_bytes)] * 3)
+def _latent_part(
+    workload: Workload, width: int, widths: Sequence[int], num_bytes: float, link: Link
+) -> PartExchange:
+    """Time the exchanges of latent attention whose latents every member computes whole.
+
+    The up-projections gather latents, not hidden states; the projection's output is as wide as
+    these.
+
+    Args:
+        widths: of what is gathered, as `latent_widths`.
+    """
+    model, training = workload.model, workload.training
+    if width == 1:
+        return PartExchange(0.0, 0.0, 0.0)
+    *columns, rotary = [num_bytes * size / model.hidden_size for size in widths]
+    if not training.sequence_parallel:
+        # Backward the gradient of each up-projection's input is summed.
+        forward_s = all_reduce_s(num_bytes, width, link)
+        backward_s = sum(all_reduce_s(size, width, link) for size in columns)
+        return PartExchange(forward_s, backward_s, forward_s)
+    sizes = gathered(training, is_cast=True)
+    agreed_s = all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
+    element = training.element_bytes
+    inputs_s = sum(all_gather_s(size * sizes.of_input / element, width, link) for size in columns)
+    forward_s = len(columns) * agreed_s + inputs_s + all_gather_s(rotary, width, link)
+    forward_s += reduce_scatter_s(num_bytes, width, link)
+    # Backward: the gradient of the output, the inputs once more, and the gradients of all inputs.
+    of_output_s = all_gather_s(num_bytes * sizes.of_gradient / element, width, link)
+    of_inputs_s = sum(reduce_scatter_s(size, width, link) for size in (*columns, rotary))
+    backward_s = agreed_s + of_output_s + inputs_s + of_inputs_s
+    return PartExchange(forward_s, backward_s, forward_s)
 
 
 def _hides_alone(link: Link) -> bool:
