@@ -10,6 +10,7 @@ from typing import Literal, cast, get_args
 from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.spec import (
     Fp8Recipe,
+    FusedLoss,
     FusedScores,
     ModelSpec,
     Precision,
@@ -68,6 +69,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         tp_comm_overlap=_tp_comm_overlap(flags),
         local_layers=_implementation(flags) != "transformer_engine",
         unfused_gradients=flags.switch("--no-gradient-accumulation-fusion"),
+        fused_loss=_fused_loss(flags),
     )
 
 
@@ -98,6 +100,13 @@ def _fp8_recipe(flags: FlagReader) -> Fp8Recipe:
     if "--fp8-format" not in flags:
         return "tensorwise"
     return cast(Fp8Recipe, flags.text("--fp8-recipe", "delayed", get_args(Fp8Recipe)))
+
+
+def _fused_loss(flags: FlagReader) -> FusedLoss:
+    """Read whose fused kernels compute the loss."""
+    if not flags.switch("--cross-entropy-loss-fusion"):
+        return ""
+    return cast(FusedLoss, flags.text("--cross-entropy-fusion-impl", "native", ("native", "te")))
 
 
 def _precision(flags: FlagReader) -> Precision:

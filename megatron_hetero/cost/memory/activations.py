@@ -191,7 +191,8 @@ def head_activation_bytes(
     entropy keep.
 
     The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
-    already (`megatron.core.tensor_parallel.cross_entropy`).
+    already (`megatron.core.tensor_parallel.cross_entropy`); Transformer Engine's keeps a copy of
+    the logits as they are.
 
     Args:
         share: the device's part of its tensor-parallel group.
@@ -201,8 +202,9 @@ def head_activation_bytes(
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     norm = model.hidden_size * (training.residual_bytes + element) + _norm_statistics(model)
     kept = own_tokens * norm
+    logit = element if training.fused_loss == "te" else 4
     # For each token its label, where it lies, and its weight in the loss.
-    return kept + tokens * (vocab_rows // share.width) * 4 + tokens * (8 + 1 + 4)
+    return kept + tokens * (vocab_rows // share.width) * logit + tokens * (8 + 1 + 4)
 
 
 def further_activation_bytes(

@@ -65,8 +65,9 @@ def largest_tensor_bytes(
     wide = (2 if model.gated_mlp else 1) * max(
         rows * share.mlp_columns, tokens * share.shared_columns
     )
-    # Only a stage with the head has logits; the loss takes them in fp32.
-    logits = 4 * tokens * (vocab_rows // share.width)
+    # Only a stage with the head has logits; but for Transformer Engine's the loss takes them in
+    # fp32.
+    logits = tokens * (vocab_rows // share.width) * (element if training.fused_loss == "te" else 4)
     scores = score_bytes(model, training, share, flash)
     return max(element * max(int(wide), tokens * model.hidden_size), scores, logits)
 
