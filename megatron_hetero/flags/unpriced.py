@@ -71,7 +71,7 @@ UNPRICED: tuple[Unpriced, ...] = (
         "--use-grouped-gemm-for-dense-mlp --overlap-p2p-communication-warmup-flush "
         "--delay-wgrad-compute --defer-embedding-wgrad-compute --cuda-graph-impl "
         "--enable-cuda-graph --external-cuda-graph --optimizer-cuda-graph "
-        "--use-precision-aware-optimizer --overlap-param-gather-with-optimizer-step "
+        "--overlap-param-gather-with-optimizer-step "
         "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw --fp8-param-gather",
     ),
     Unpriced(

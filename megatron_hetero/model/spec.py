@@ -193,7 +193,8 @@ class TrainingSpec:
     where the flag is off, or hides nothing.  `local_layers`: Megatron's own, not Transformer
     Engine's.  `unfused_gradients`: a product writes the gradient of its weight, which is then added
     to the main gradient (`--no-gradient-accumulation-fusion`).  `fused_loss`: whose fused kernels
-    compute the cross entropy.  Bytes of optimizer states follow
+    compute the cross entropy.  `state_widths`: bytes of a main weight and of both moments of it
+    under `--use-precision-aware-optimizer`; empty without.  Bytes of optimizer states follow
     from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
@@ -224,6 +225,7 @@ class TrainingSpec:
     local_layers: bool = field(default=False, metadata=ONLY_IF_SET)
     unfused_gradients: bool = field(default=False, metadata=ONLY_IF_SET)
     fused_loss: FusedLoss = field(default="", metadata=ONLY_IF_SET)
+    state_widths: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:
@@ -247,6 +249,12 @@ class TrainingSpec:
     def element_bytes(self) -> int:
         """Return the bytes of a weight in products, and of an activation."""
         return _ELEMENT_BYTES[self.precision]
+
+    @property
+    def updates_in_place(self) -> bool:
+        """Return whether Adam itself writes the weights, from gradients as they are: no kernel of
+        Megatron's copies either."""
+        return self.state_widths[:1] == (2,)
 
     @property
     def residual_bytes(self) -> int:

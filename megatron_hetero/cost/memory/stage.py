@@ -229,8 +229,10 @@ def update_traffic_bytes(
     # Where an fp32 copy is made first, all this is done to the copy, and the gradient is read once.
     copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
     own = (1 + uses) * copies + (1 if copies else uses) * gradients / holders.layers
-    # States are read and written; the fp32 weight is read again, and written in 16 bits.
-    return whole + own + 2 * parts["optimizer"] + 3 * weights / holders.layers
+    # States are read and written; the fp32 weight is read again, and written in 16 bits.  Where
+    # Adam has only the other half of it, the weight is read and written.
+    moved = 2 if training.updates_in_place else 3
+    return whole + own + 2 * parts["optimizer"] + moved * weights / holders.layers
 
 
 def part_of(num: int, divisor: float) -> int:
