@@ -251,6 +251,14 @@ class TrainingSpec:
         return _ELEMENT_BYTES[self.precision]
 
     @property
+    def product_input_bytes(self) -> float:
+        """Return the bytes of an element that a product of a layer keeps of its input: in fp8 the
+        cast of it alone, with its scale (`inputmat.update_usage`, Transformer Engine 2.20)."""
+        if not self.fp8:
+            return self.element_bytes
+        return 1 + 1 / 32 if self.fp8_recipe in ("blockwise", "mxfp8") else 1
+
+    @property
     def updates_in_place(self) -> bool:
         """Return whether Adam itself writes the weights, from gradients as they are: no kernel of
         Megatron's copies either."""
