@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from megatron_hetero.cost.memory.states import StateHolders
+from megatron_hetero.cost.work.speed import cast_bytes
 from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
@@ -232,7 +233,10 @@ def update_traffic_bytes(
     # States are read and written; the fp32 weight is read again, and written in 16 bits.  Where
     # Adam has only the other half of it, the weight is read and written.
     moved = 2 if training.updates_in_place else 3
-    return whole + own + 2 * parts["optimizer"] + moved * weights / holders.layers
+    own += moved * weights / holders.layers
+    # In fp8 the next step casts the weights of layers once, each device its own.
+    cast = num_layers * memory.per_layer["weights"] / 2 * cast_bytes(training)
+    return whole + own + cast + 2 * parts["optimizer"]
 
 
 def part_of(num: int, divisor: float) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_hetero.cost.memory.stage import StageMemory, update_traffic_bytes
 from megatron_hetero.cost.memory.states import StateBytes, StateHolders, state_bytes
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Fp8Recipe
 from tests.cost.builders import make_workload
 
 PARAMS = 1000
@@ -94,3 +97,18 @@ def test_adam_that_keeps_half_of_each_main_weight_moves_no_other_copy() -> None:
     # Zeroed and checked; norm, clipped, and read; moments; weight and its other half.
     by_hand = 4 + 4 + 4 + (4 + 4) + 4 + 2 * (2 + 2) + 2 * (2 + 2)
     assert update_traffic_bytes(memory, 0, StateHolders(1), training) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("recipe", "moved"), [("tensorwise", 6), ("delayed", 4), ("blockwise", 4), ("mxfp8", 4)]
+)
+def test_weights_of_layers_are_cast_once_a_step(recipe: Fp8Recipe, moved: int) -> None:
+    """Read, and written as they are and transposed; `tensorwise` reads for the maximum first."""
+    bf16 = make_workload(precision="bf16").training
+    parts = dict.fromkeys(["weights", "gradients", "optimizer", "activations", "buffers"], 0)
+    memory = StageMemory(parts, {**parts, "weights": 2 * PARAMS}, 80 * 10**9)
+    plain, cast = (
+        update_traffic_bytes(memory, 3, StateHolders(8), training)
+        for training in (bf16, replace(bf16, fp8=True, fp8_recipe=recipe))
+    )
+    assert cast - plain == 3 * PARAMS * moved
