@@ -34,16 +34,21 @@ class MemoryPrices(UnitPrices):
         return tightest(memories, replica.stages[index].num_layers)
 
     def stage_memories(
-        self, replica: PlacedReplica, index: int, rows: int
+        self, replica: PlacedReplica, index: int, rows: int, *, of_ends: bool = False
     ) -> tuple[StageMemory, ...]:
         """Return the memory of each GPU of stage `index`, in rank order; equal ones are one object.
 
         With launch counts of its own a replica runs in our runtime.
+
+        Args:
+            replica, index: the stage.
+            rows: of the padded vocabulary.
+            of_ends: the base is that of embedding and head alone, for no layers.
         """
         # Stages in a precision of their own have a price list of their own.
         costs = self._of_stage(replica, index)
         if costs is not self:
-            return costs.stage_memories(replica, index, rows)
+            return costs.stage_memories(replica, index, rows, of_ends=of_ends)
         if (sharding := replica.stages[index].sharding) is not None:
             return self._sharded_memories(replica, index, rows, sharding)
         stage, num_in_flight = replica.stages[index], replica.num_in_flight
@@ -53,7 +58,10 @@ class MemoryPrices(UnitPrices):
         if replica.launch_counts is not None:
             num_sends_kept = kept_sends(num_in_flight)[index]
         model, made = self.workload.model, dict[tuple[object, ...], StageMemory]()
-        some = stage.recompute_num_layers
+        some = None if of_ends else stage.recompute_num_layers
+        counts = self._kind_counts(replica, index)
+        if of_ends:
+            counts = (0,) * len(counts)
         found = []
         shares = member_shares(
             model,
@@ -78,7 +86,7 @@ class MemoryPrices(UnitPrices):
                 if some is not None:
                     kept = self.variant(recompute="none").memory(*asked)
                     memory = with_some_layers_recomputed(kept, memory, some)
-                made[key] = memory.with_layers(self._kind_counts(replica, index))
+                made[key] = memory.with_layers(counts)
             found.append(made[key])
         return tuple(found)
 

@@ -140,7 +140,6 @@ def memory_savers(workload: Workload) -> str:
 
 _MEMORY_SAVERS = (
     "--optimizer-cpu-offload",
-    "--use-precision-aware-optimizer",
     "--cpu-offloading-num-layers",
     "--fine-grained-activation-offloading",
 )

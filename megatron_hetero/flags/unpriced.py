@@ -67,12 +67,11 @@ UNPRICED: tuple[Unpriced, ...] = (
     # Kernels that fuse more, and work that is hidden or left out.
     Unpriced(
         "shorter",
-        "--cross-entropy-loss-fusion --fused-residual-rmsnorm --use-te-activation-func "
-        "--use-transformer-engine-op-fuser --use-grouped-gemm-for-dense-mlp "
-        "--overlap-p2p-communication-warmup-flush --delay-wgrad-compute "
-        "--defer-embedding-wgrad-compute --cuda-graph-impl --enable-cuda-graph "
-        "--external-cuda-graph --optimizer-cuda-graph "
-        "--use-precision-aware-optimizer --overlap-param-gather-with-optimizer-step "
+        "--fused-residual-rmsnorm --use-te-activation-func --use-transformer-engine-op-fuser "
+        "--use-grouped-gemm-for-dense-mlp --overlap-p2p-communication-warmup-flush "
+        "--delay-wgrad-compute --defer-embedding-wgrad-compute --cuda-graph-impl "
+        "--enable-cuda-graph --external-cuda-graph --optimizer-cuda-graph "
+        "--overlap-param-gather-with-optimizer-step "
         "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw --fp8-param-gather",
     ),
     Unpriced(

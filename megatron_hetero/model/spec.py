@@ -20,6 +20,8 @@ TensorOverlap = Literal["gather", "scatter", "bulk_dgrad", "bulk_wgrad", "scatte
 """Exchanges of a tensor-parallel group under products: Megatron's `tp_comm_overlap_ag`,
 `tp_comm_overlap_rs`, `tp_comm_bulk_dgrad`, `tp_comm_bulk_wgrad` and `tp_comm_overlap_rs_dgrad`."""
 FusedScores = Literal["nowhere", "divided", "everywhere"]
+FusedLoss = Literal["", "native", "te"]
+"""Megatron's `--cross-entropy-fusion-impl`; empty without `--cross-entropy-loss-fusion`."""
 MAX_LAYERS = 100_000
 """Largest number of layers read: a line of text must not be able to fill the memory."""
 ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
@@ -190,7 +192,9 @@ class TrainingSpec:
     experts that are dealt out over replicas.  `tp_comm_overlap`: exchanges under products; empty
     where the flag is off, or hides nothing.  `local_layers`: Megatron's own, not Transformer
     Engine's.  `unfused_gradients`: a product writes the gradient of its weight, which is then added
-    to the main gradient (`--no-gradient-accumulation-fusion`).  Bytes of optimizer states follow
+    to the main gradient (`--no-gradient-accumulation-fusion`).  `fused_loss`: whose fused kernels
+    compute the cross entropy.  `state_widths`: bytes of a main weight and of both moments of it
+    under `--use-precision-aware-optimizer`; empty without.  Bytes of optimizer states follow
     from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
@@ -220,6 +224,8 @@ class TrainingSpec:
     tp_comm_overlap: tuple[TensorOverlap, ...] = field(default=(), metadata=ONLY_IF_SET)
     local_layers: bool = field(default=False, metadata=ONLY_IF_SET)
     unfused_gradients: bool = field(default=False, metadata=ONLY_IF_SET)
+    fused_loss: FusedLoss = field(default="", metadata=ONLY_IF_SET)
+    state_widths: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:
@@ -243,6 +249,20 @@ class TrainingSpec:
     def element_bytes(self) -> int:
         """Return the bytes of a weight in products, and of an activation."""
         return _ELEMENT_BYTES[self.precision]
+
+    @property
+    def product_input_bytes(self) -> float:
+        """Return the bytes of an element that a product of a layer keeps of its input: in fp8 the
+        cast of it alone, with its scale (`inputmat.update_usage`, Transformer Engine 2.20)."""
+        if not self.fp8:
+            return self.element_bytes
+        return 1 + 1 / 32 if self.fp8_recipe in ("blockwise", "mxfp8") else 1
+
+    @property
+    def updates_in_place(self) -> bool:
+        """Return whether Adam itself writes the weights, from gradients as they are: no kernel of
+        Megatron's copies either."""
+        return self.state_widths[:1] == (2,)
 
     @property
     def residual_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Literal, cast, get_args
 from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.spec import (
     Fp8Recipe,
+    FusedLoss,
     FusedScores,
     ModelSpec,
     Precision,
@@ -55,7 +56,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fused_activation=_fused_activation(flags, model),
         overlap_grad_reduce=flags.switch("--overlap-grad-reduce"),
         overlap_param_gather=flags.switch("--overlap-param-gather"),
-        grad_reduce_in_bf16=flags.switch("--grad-reduce-in-bf16"),
+        grad_reduce_in_bf16=_sums_in_bf16(flags),
         fp8="--fp8-format" in flags,
         fp8_recipe=_fp8_recipe(flags),
         grouped_experts=bool(model.num_experts) and flags.switch("--moe-grouped-gemm"),
@@ -68,6 +69,8 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         tp_comm_overlap=_tp_comm_overlap(flags),
         local_layers=_implementation(flags) != "transformer_engine",
         unfused_gradients=flags.switch("--no-gradient-accumulation-fusion"),
+        fused_loss=_fused_loss(flags),
+        state_widths=_state_widths(flags),
     )
 
 
@@ -98,6 +101,40 @@ def _fp8_recipe(flags: FlagReader) -> Fp8Recipe:
     if "--fp8-format" not in flags:
         return "tensorwise"
     return cast(Fp8Recipe, flags.text("--fp8-recipe", "delayed", get_args(Fp8Recipe)))
+
+
+_WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_AWARE = "--use-precision-aware-optimizer"
+
+
+def _sums_in_bf16(flags: FlagReader) -> bool:
+    """Read whether gradients are summed in bf16, as the optimizer of few bytes may ask too."""
+    main = flags.text("--main-grads-dtype", "fp32", ("fp32", "bf16"))
+    return flags.switch("--grad-reduce-in-bf16") or (flags.switch(_AWARE) and main == "bf16")
+
+
+def _state_widths(flags: FlagReader) -> tuple[int, ...]:
+    """Read the bytes of a main weight and of both moments, where the job chooses them.
+
+    Transformer Engine's Adam keeps the main weights, of fp32 beside bf16 the 16 bits alone that the
+    weight lacks (`store_param_remainders`); under recipes of fp8 other than `delayed` Megatron
+    keeps them (`OptimizerConfig.use_precision_aware_optimizer_no_fp8_or_ds_fp8`).
+    """
+    if not flags.switch(_AWARE):
+        return ()
+    main = flags.text("--main-params-dtype", "fp32", ("fp32", "fp16"))
+    is_megatrons = main == "fp32" and "--fp8-format" in flags and _fp8_recipe(flags) != "delayed"
+    halves = not is_megatrons and (main == "fp16" or flags.switch("--bf16"))
+    both = "--exp-avg-dtype", "--exp-avg-sq-dtype"
+    moments = [_WIDTHS[flags.text(name, "fp32", tuple(_WIDTHS))] for name in both]
+    return 2 if halves else 4, sum(moments)
+
+
+def _fused_loss(flags: FlagReader) -> FusedLoss:
+    """Read whose fused kernels compute the loss."""
+    if not flags.switch("--cross-entropy-loss-fusion"):
+        return ""
+    return cast(FusedLoss, flags.text("--cross-entropy-fusion-impl", "native", ("native", "te")))
 
 
 def _precision(flags: FlagReader) -> Precision:

@@ -124,9 +124,9 @@ def test_refused_flags_are_told_in_the_right_number_and_stock_where_there_is_one
 
 
 def test_memory_savers_that_count_for_nothing_are_named() -> None:
-    plan = _plan("--micro-batch-size 1 --optimizer-cpu-offload --use-precision-aware-optimizer")
+    plan = _plan("--micro-batch-size 1 --optimizer-cpu-offload --cpu-offloading-num-layers 1")
     assert plan.workload is not None
     assert memory_savers(plan.workload).startswith(
-        "--optimizer-cpu-offload and --use-precision-aware-optimizer of the job save memory"
+        "--optimizer-cpu-offload and --cpu-offloading-num-layers of the job save memory"
     )
     assert memory_savers(make_workload()) == ""

@@ -18,12 +18,13 @@ MODEL = (
 )
 STOCK, ASYMMETRIC = "tp1:2,tp1:2 @8", "tp2:3,tp1:1 @8"
 PRICED = (
-    "--recompute-activations --attention-backend --fp8-format --no-gradient-accumulation-fusion"
+    "--recompute-activations --attention-backend --fp8-format --no-gradient-accumulation-fusion "
+    "--cross-entropy-loss-fusion --cross-entropy-fusion-impl"
 )
 """Flags of kernels and GPUs that prices read (`model.training_flags`)."""
 TIMELESS = """
 --apply-layernorm-1p --local-rank --manual-gc --manual-gc-interval --no-manual-gc-eval
---cross-entropy-fusion-impl --enable-experimental --mlp-chunks-for-training
+--enable-experimental --mlp-chunks-for-training
 --no-clone-scatter-output-in-embedding --moe-router-dtype --no-create-attention-mask-in-dataloader
 --te-rng-tracker --inference-rng-tracker --no-stream-ckpt-dequant --save-tokens-per-expert-interval
 --mrope-section

@@ -193,7 +193,10 @@ def _bytes_of_passes(
     if stage.end == job.layers:
         in_flight += 2 * own * job.hidden * job.element + 4 * logits
 
-    working = tokens * job.element * (part[1] * job.ffn * job.matrices + 2 * job.hidden)
+    # Of experts one at a time is at work, on its part of the rows.
+    rows = tokens * (job.top_k if job.experts else 1)
+    wide = rows / max(job.experts, 1) * part[1] * job.ffn * job.matrices
+    working = job.element * (wide + 2 * rows * job.hidden)
     if gpu.is_old:
         scores = tokens * part[0] * job.heads * job.sequence
         working = max(working, 2 * scores * job.element)

@@ -119,6 +119,8 @@ def read_job(args: Sequence[str]) -> Job:
     precision = "bf16" if "--bf16" in found else "fp16" if "--fp16" in found else "fp32"
     if experts and "--disable-bias-linear" not in found:
         raise NotByHandError("experts with biases")
+    if found.get("--moe-token-dispatcher-type", "allgather") != "allgather":
+        raise NotByHandError("tokens that go to their experts alone")
     groups = number("--num-query-groups", heads) if "--group-query-attention" in found else heads
     return Job(
         layers=number("--num-layers", 0),

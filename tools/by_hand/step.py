@@ -74,8 +74,9 @@ def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pas
     counts = launches.layer(job, width, is_old)
     # With the hooks of its weights a pass takes longer; a pass that is done again has no hooks.
     hooked = counts[0], counts[1] + launches.hooks(job)
-    # Attention and the MLP; of experts nothing hides.
-    more = 2 * given, 2 * output + back(column.attention) + back(column.mlp)
+    # Attention and the MLP; of experts nothing hides, and tokens are not gathered once more.
+    of_mlp = gathered if job.experts and job.sequence_parallel else back(column.mlp)
+    more = 2 * given, 2 * output + back(column.attention) + of_mlp
     full = stage.recompute == "full"
     repeated = counts[0] if full else launches.core(job, is_old)[0]
     kept = slowest("layer", more, hooked)

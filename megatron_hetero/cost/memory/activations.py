@@ -31,19 +31,41 @@ def layer_activation_bytes(
         flash: attention is fused.
         recompute: Megatron's granularity: none, selective or full.
     """
-    element = training.element_bytes
     own_tokens = share.own_tokens(model, training)
     residual = training.residual_bytes
     # Full recompute keeps the layer's input alone.
     if recompute == "full":
         return own_tokens * model.hidden_size * residual
     # Input and output of both norms, and a mask byte after each of the two dropouts.
-    kept_of_norms = 2 * (residual + element) + (2 if training.hidden_dropout else 0)
-    whole = own_tokens * model.hidden_size * kept_of_norms
+    kept_of_norms = 2 * residual + (2 if training.hidden_dropout else 0)
+    outputs = sum(_norm_output_bytes(model, training))
+    whole = int(own_tokens * model.hidden_size * (kept_of_norms + outputs))
     whole += 2 * own_tokens * _norm_statistics(model)
     kept = mlp_activation_bytes(model, training, share)
     attention = _kept_by_latent_attention if model.kv_lora_rank else _kept_by_attention
     return whole + kept + attention(model, training, share, flash, recompute)
+
+
+def _norm_output_bytes(model: ModelSpec, training: TrainingSpec) -> tuple[float, float]:
+    """Return the bytes kept of an element behind the norm before attention, and before the MLP: in
+    fp8 what the products there have cast."""
+    element, cast = training.element_bytes, training.product_input_bytes
+    if not training.fp8:
+        return element, element
+    # Both down-projections of latent attention cast their input; a router keeps it as it is, and a
+    # shared expert beside it another cast with the recipe that cannot cast again
+    # (`set_save_original_input`).
+    before_attention = 2 * cast if model.kv_lora_rank else cast
+    if not model.num_experts:
+        return before_attention, cast
+    is_cast_too = model.moe_shared_expert_intermediate_size and training.fp8_recipe == "delayed"
+    return before_attention, element + (cast if is_cast_too else 0)
+
+
+def _cast_context_bytes(training: TrainingSpec) -> float:
+    """Return the bytes that the output projection keeps of an element of the context beside what
+    attention keeps: `delayed` alone does not cast it again (`set_save_original_input`)."""
+    return 1 if training.fp8 and training.fp8_recipe == "delayed" else 0
 
 
 def score_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
@@ -95,6 +117,7 @@ def _kept_by_attention(
     else:
         gate = 0
     kept = tokens * element * (elements + normalised) + gate
+    kept += int(tokens * query * _cast_context_bytes(training))
     if gathers:
         kept += _gathered_bytes(model, training, share, flash)
     if rotary and not flash:
@@ -127,11 +150,12 @@ def _kept_by_latent_attention(
     of_latents = tokens if model.divides_latents else own_tokens
     kept = of_latents * element * (latents + model.qk_pos_emb_head_dim)
     if model.qk_layernorm:
-        kept += own_tokens * element * latents
+        kept += int(own_tokens * training.product_input_bytes * latents)
         num_norms = 2 if model.q_lora_rank else 1
         kept += own_tokens * num_norms * _norm_statistics(model)
     # Rotated and plain parts are put together anew, so queries, keys, values and context are new.
     kept += tokens * element * (2 * query + 2 * value)
+    kept += int(tokens * value * _cast_context_bytes(training))
     if not flash:
         # Cosines and sines of the rotary part.
         kept += 4 * model.seq_length * model.qk_pos_emb_head_dim * element
@@ -191,7 +215,8 @@ def head_activation_bytes(
     entropy keep.
 
     The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
-    already (`megatron.core.tensor_parallel.cross_entropy`).
+    already (`megatron.core.tensor_parallel.cross_entropy`); Transformer Engine's keeps a copy of
+    the logits as they are.
 
     Args:
         share: the device's part of its tensor-parallel group.
@@ -201,8 +226,9 @@ def head_activation_bytes(
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     norm = model.hidden_size * (training.residual_bytes + element) + _norm_statistics(model)
     kept = own_tokens * norm
+    logit = element if training.fused_loss == "te" else 4
     # For each token its label, where it lies, and its weight in the loss.
-    return kept + tokens * (vocab_rows // share.width) * 4 + tokens * (8 + 1 + 4)
+    return kept + tokens * (vocab_rows // share.width) * logit + tokens * (8 + 1 + 4)
 
 
 def further_activation_bytes(

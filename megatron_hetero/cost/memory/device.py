@@ -37,11 +37,21 @@ from megatron_hetero.cost.parameters import (
 )
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
-from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
-_FP8_COPIES_BYTES = 2
-"""Per parameter of a layer: Transformer Engine keeps its fp8 weights from one micro-batch to the
-next, and transposed as well (before Blackwell)."""
+_ONE_SCALE = "tensorwise", "delayed"
+
+
+def _fp8_copies_bytes(training: TrainingSpec, gpu: GpuType) -> int:
+    """Return what a parameter of a layer takes beside its weight: Transformer Engine keeps its fp8
+    weights from one micro-batch to the next, and transposed as well, or cast by columns with scales
+    of blocks.  Blackwell's products with one scale need no transpose
+    (`is_non_tn_fp8_gemm_supported`, 2.20: from 10.0 on, but for 12.x)."""
+    if not training.fp8:
+        return 0
+    capability = gpu.capability or 0.0
+    is_either_way = 10 <= capability < 12 or capability >= 13
+    return 1 if is_either_way and training.fp8_recipe in _ONE_SCALE else 2
 
 
 def kept_sends(launch_counts: Sequence[int]) -> list[int]:
@@ -172,7 +182,7 @@ def stage_memory(
         "gradients": layer * states.gradient,
         "optimizer": of_layer(states.optimizer),
         "activations": num_in_flight * kept,
-        "buffers": layer * _FP8_COPIES_BYTES if training.fp8 else 0,
+        "buffers": layer * _fp8_copies_bytes(training, gpu),
         "libraries": 0,
         "reserve": 0,
     }

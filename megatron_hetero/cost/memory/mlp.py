@@ -12,26 +12,23 @@ def mlp_activation_bytes(model: ModelSpec, training: TrainingSpec, share: Tensor
     """Count the bytes that the MLP of one layer, or its experts, keep for backward; the norm before
     it is not counted."""
     if not model.num_experts:
-        return (
-            share.num_tokens(model, training)
-            * training.element_bytes
-            * _kept_by_mlp(model, training, share)
-        )
+        return int(share.num_tokens(model, training) * _kept_by_mlp(model, training, share))
     # Routed experts, and beside them the expert of all tokens.
     kept = _kept_by_experts(model, training, share)
     return kept + _kept_by_shared_expert(model, training, share)
 
 
-def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Count the elements kept for each token: input of the activation and of the second product.
+def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
+    """Count the bytes kept for each token: input of the activation and of the second product.
 
     torch's own operations keep a gated unit's activated half and a copy of the other one as well
     (Megatron adds an offset to it).
     """
-    columns = share.mlp_columns
-    if not model.gated_mlp:
-        return 2 * columns
-    return 3 * columns if training.fused_activation else 5 * columns
+    of_activation = 1
+    if model.gated_mlp:
+        of_activation = 2 if training.fused_activation else 4
+    each = of_activation * training.element_bytes + training.product_input_bytes
+    return share.mlp_columns * each
 
 
 def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
@@ -49,10 +46,11 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
     router = own_tokens * (model.moe_router_topk * chosen + model.num_experts * scores + 4)
     router += tokens * model.num_experts  # who got which token
     unweighted = 0 if training.fused_activation and model.gated_mlp else share.mlp_columns
-    elements = model.hidden_size + _kept_by_mlp(model, training, share) + unweighted + 1
+    each = model.hidden_size * training.product_input_bytes
+    each += _kept_by_mlp(model, training, share) + (unweighted + 1) * element
     # Tokens that come to this member's experts; two 8-byte numbers a token say where it lies.
     here = int(share.routed_tokens(model, training))
-    return here * (elements * element + 2 * 8) + router
+    return int(here * (each + 2 * 8)) + router
 
 
 def _kept_by_shared_expert(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
@@ -63,7 +61,7 @@ def _kept_by_shared_expert(model: ModelSpec, training: TrainingSpec, share: Tens
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     # As an MLP of its own columns; its gate keeps the input and one value of each token.
-    kept = tokens * element * _kept_by_mlp(model, training, replace(share, mlp_columns=columns))
+    kept = int(tokens * _kept_by_mlp(model, training, replace(share, mlp_columns=columns)))
     if model.moe_shared_expert_gate:
         kept += own_tokens * element * (model.hidden_size + 1)
     return kept

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from megatron_hetero.cost.memory.states import StateHolders
+from megatron_hetero.cost.work.speed import cast_bytes
 from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
@@ -229,8 +230,13 @@ def update_traffic_bytes(
     # Where an fp32 copy is made first, all this is done to the copy, and the gradient is read once.
     copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
     own = (1 + uses) * copies + (1 if copies else uses) * gradients / holders.layers
-    # States are read and written; the fp32 weight is read again, and written in 16 bits.
-    return whole + own + 2 * parts["optimizer"] + 3 * weights / holders.layers
+    # States are read and written; the fp32 weight is read again, and written in 16 bits.  Where
+    # Adam has only the other half of it, the weight is read and written.
+    moved = 2 if training.updates_in_place else 3
+    own += moved * weights / holders.layers
+    # In fp8 the next step casts the weights of layers once, each device its own.
+    cast = num_layers * memory.per_layer["weights"] / 2 * cast_bytes(training)
+    return whole + own + cast + 2 * parts["optimizer"]
 
 
 def part_of(num: int, divisor: float) -> int:

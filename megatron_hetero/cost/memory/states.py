@@ -24,12 +24,17 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
     otherwise, and bf16 with --grad-reduce-in-bf16, in their own (2 + 2 + 12), with an fp32 copy
     during the update (4 more; `_copy_model_grads_to_main_grads` makes it, `zero_grad` drops it
     before the next forward pass); fp32 has no second copy of the weights (4 + 4 + 8). SGD keeps one
-    moment (Megatron's default momentum is 0.9).
+    moment (Megatron's default momentum is 0.9).  Under --use-precision-aware-optimizer Adam takes
+    gradients as they are (`decoupled_grad`) wherever it keeps the main weights, in 2 bytes.
     """
     moments = 8 if training.optimizer == "adam" else 4
     gradient = training.gradient_bytes
     if training.precision == "fp32":
         return StateBytes(4, gradient, moments)
+    if training.state_widths:
+        main, both = training.state_widths
+        copied = 4 if gradient < 4 and not training.updates_in_place else 0
+        return StateBytes(2, gradient, main + both, update=copied)
     # Gradients in 16 bits are copied to fp32 for the update.
     return StateBytes(2, gradient, 4 + moments, update=4 if gradient < 4 else 0)
 

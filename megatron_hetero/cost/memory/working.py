@@ -65,8 +65,9 @@ def largest_tensor_bytes(
     wide = (2 if model.gated_mlp else 1) * max(
         rows * share.mlp_columns, tokens * share.shared_columns
     )
-    # Only a stage with the head has logits; the loss takes them in fp32.
-    logits = 4 * tokens * (vocab_rows // share.width)
+    # Only a stage with the head has logits; but for Transformer Engine's the loss takes them in
+    # fp32.
+    logits = tokens * (vocab_rows // share.width) * (element if training.fused_loss == "te" else 4)
     scores = score_bytes(model, training, share, flash)
     return max(element * max(int(wide), tokens * model.hidden_size), scores, logits)
 
@@ -74,14 +75,23 @@ def largest_tensor_bytes(
 def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
     """Estimate the working set of one layer's backward beyond all activations that the stage keeps.
 
-    The greater of two moments: in the MLP, gradients of its widest activations; in unfused
-    attention, tensors of scores, when the layer's own scores and its MLP's activations are already
-    let go.  All that the layer recomputes comes on top.
+    The greatest of some moments: in the MLP or the experts, gradients of its widest activations; in
+    unfused attention, tensors of scores, when the layer's own scores and its MLP's activations are
+    already let go; with gradients that lie apart, those of all experts that are one call.  All that
+    the layer recomputes comes on top.
     """
     tokens, element = share.num_tokens(model, training), training.element_bytes
-    # Moment 1: the MLP.
-    widest = max(share.mlp_columns, share.shared_columns) * (3 if model.gated_mlp else 2)
-    working = tokens * element * (widest + 2 * model.hidden_size)
+    # Moment 1: the MLP, or experts, which have a row for each token that comes to them; all of them
+    # are at work, or one.
+    rows = at_work = float(tokens)
+    if model.num_experts:
+        rows = at_work = share.routed_tokens(model, training)
+        at_work /= 1 if training.grouped_experts else share.num_experts(model)
+    wide = max(at_work * share.mlp_columns, tokens * share.shared_columns)
+    wide *= 3 if model.gated_mlp else 2
+    working = int(element * (wide + 2 * max(rows, tokens) * model.hidden_size))
+    if training.unfused_gradients and training.grouped_experts:
+        working = max(working, _experts_gradients_bytes(model, training, share))
     # Moment 2: the mask of unfused attention; scores are kept unless attention is recomputed.
     if scores := score_bytes(model, training, share, flash):
         let_go = mlp_activation_bytes(model, training, share)
@@ -92,3 +102,17 @@ def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, 
         working += layer_activation_bytes(model, training, share, flash, "none")
         working -= layer_activation_bytes(model, training, share, flash, training.recompute)
     return working
+
+
+def _experts_gradients_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare
+) -> int:
+    """Return what the gradients of all experts' first matrices take, which one call makes before
+    any of them is added, beside the gradients of its input and output, when what the activation and
+    the second product kept is let go (`_GroupedLinear.backward`, Transformer Engine 2.20)."""
+    first = share.mlp_columns * (2 if model.gated_mlp else 1)
+    rows = share.routed_tokens(model, training)
+    let_go = rows * (first * training.element_bytes)
+    let_go += rows * share.mlp_columns * training.product_input_bytes
+    weights = share.num_experts(model) * model.hidden_size * first
+    return int((weights + rows * (first + model.hidden_size)) * training.element_bytes - let_go)

@@ -48,6 +48,21 @@ class ExpertLinks:
         return 2 * one_way_s + _there_and_back_s(routed_bytes, self.width, self.width_link)
 
 
+def links_in_group(link: Link, width: int, *, is_dealt: bool) -> ExpertLinks:
+    """Return the links of experts that lie on one tensor-parallel group: dealt out whole to its
+    ranks, or each divided by all of them.
+
+    Args:
+        link: the slowest inside the group.
+        width: of the group.
+        is_dealt: experts are whole.
+    """
+    size, divisor = (width, 1) if is_dealt else (1, width)
+    others = (size - 1) / size
+    latency_s = link.latency_s if others else 0.0
+    return ExpertLinks(size, divisor, others / link.bytes_per_s, latency_s, link, link)
+
+
 def _there_and_back_s(rank_bytes: float, num_ranks: int, link: Link | None) -> float:
     """Time an all-gather and a reduce-scatter of what each rank has."""
     if link is None:

@@ -11,6 +11,7 @@ launches     operators that the host launches for a piece
 host_work    work of the host beyond what it launches, in units of an operator
 products     seconds of a matrix product, by measured tables
 under_products  exchanges of a tensor-parallel group that hide under products
+gathered     what a tensor-parallel group gathers: bytes of an element, widths of latents
 calibration  what GPUs reach of their peaks, from published tables
 fused_attention  which GPUs have a kernel of fused attention, and the part of products it reaches
 profile      profile.json

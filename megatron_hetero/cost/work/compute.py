@@ -6,7 +6,7 @@ another one in each pass.  Everything else is bound by memory and takes
 constants are in `cost.work.calibration`.
 
 Backward is twice the forward products (input and weight gradients) and twice the element-wise
-traffic, 2.5 times the FLOPs of fused attention, and the accumulation of the weight gradient into
+traffic, five products of fused attention for two, and the accumulation of the weight gradient into
 the main gradient.  Times are for one micro-batch, without communication.
 """
 
@@ -32,8 +32,10 @@ from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
-_FUSED_BACKWARD_FLOPS = 2.5
-"""Backward over forward of fused attention: five products instead of two, the scores once more."""
+_FUSED_BACKWARD_PRODUCTS = 3, 2
+"""Products of fused attention's backward pass as large as that of the scores (the scores once more,
+and the gradients of queries and keys), and as that of the context (the gradients of softmax and
+values)."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -218,11 +220,12 @@ def _core_times(
         calibration = calibration or shipped_calibration()
         length = workload.model.seq_length // rounds
         part = calibration.attention_efficiency(gpu, work.head_size, length)
-        flops, call_s = sum(work.attention_flops), calibration.attention.call_s
+        flops, call_s = work.attention_flops, calibration.attention.call_s
+        back = sum(n * f for n, f in zip(_FUSED_BACKWARD_PRODUCTS, flops, strict=True))
         rate = speed.products.flops_per_s
         return PassTimes(
-            flops / (rate * part.forward) + rounds * call_s["forward"],
-            _FUSED_BACKWARD_FLOPS * flops / (rate * part.backward) + rounds * call_s["backward"],
+            sum(flops) / (rate * part.forward) + rounds * call_s["forward"],
+            back / (rate * part.backward) + rounds * call_s["backward"],
         )
     # Unfused: two batched products, and each score moved through memory several times.
     products_s = speed.batched_s(work.attention_flops)

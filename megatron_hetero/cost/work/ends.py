@@ -13,9 +13,9 @@ from megatron_hetero.cost.work.compute import PassTimes, added_gradient_s, gradi
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.model.blocks import joining_params
-from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.spec import FusedLoss, ModelSpec, Workload
 
-_FP32_BYTES = 4
+_FP32_BYTES, _HALF_BYTES = 4, 2
 
 
 def embedding_times(
@@ -71,7 +71,7 @@ def head_times(
     speed = speed_of(training, gpu, calibration)
     products_s = speed.products_s((head_product(model, width, vocab_rows, tokens),))
     norm_s = speed.memory_s(2.0 * tokens * model.hidden_size * element)
-    loss = cross_entropy_times(logits, speed, element)
+    loss = cross_entropy_times(logits, speed, element, training.fused_loss)
     weights = vocab_rows * model.hidden_size // width
     added_s = gradient_accumulation_s(weights, speed, training)
     return PassTimes(
@@ -79,19 +79,35 @@ def head_times(
     )
 
 
-def cross_entropy_times(logits: float, speed: Speed, element_bytes: int) -> PassTimes:
-    """Time Megatron's vocabulary-parallel cross entropy without its fusion.
+def cross_entropy_times(
+    logits: float, speed: Speed, element_bytes: int, fused: FusedLoss = ""
+) -> PassTimes:
+    """Time the vocabulary-parallel cross entropy.
 
-    Counted from `VocabParallelCrossEntropy` of Megatron-core 0.19: it makes the logits fp32, and
-    then works on them in place.
+    Unfused, counted from `VocabParallelCrossEntropy` of Megatron-core 0.19: it makes the logits
+    fp32, and then works on them in place.  `native`: each compiled function of
+    `fusions/fused_cross_entropy.py` is one kernel.  `te`: the kernels of Transformer Engine 2.20
+    (`common/triton/cross_entropy.py`) copy the logits, and write the gradient over the copy.
 
     Args:
         logits: their number.
         speed: of the GPU.
         element_bytes: of a logit.
+        fused: whose kernels.
     """
+    if fused == "te":
+        each_s = speed.memory_s(logits * 2 * element_bytes)
+        return PassTimes(each_s, each_s)
     # The logits in fp32, and their gradient as they are; fp32 ones are neither copied.
     cast_bytes = element_bytes + _FP32_BYTES if element_bytes < _FP32_BYTES else 0
+    if fused == "native":
+        # The maximum, with the cast; the exponential, with its sum; the division: but for the
+        # maximum each reads and writes.  Backward all is one kernel, whose result is in 16 bits.
+        forward_bytes = (cast_bytes or _FP32_BYTES) + 4 * _FP32_BYTES
+        return PassTimes(
+            speed.memory_s(logits * forward_bytes),
+            speed.memory_s(logits * (_FP32_BYTES + _HALF_BYTES)),
+        )
     # A maximum and a sum read each; the exponential reads and writes.
     forward_s = speed.memory_s(logits * (cast_bytes + 4 * _FP32_BYTES))
     # The maximum is subtracted, and the sum divides: one number for each token.

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import NamedTuple
 
 from megatron_hetero.cluster.node_links import Link
-from megatron_hetero.cost.network.experts import ExpertLinks
+from megatron_hetero.cost.network.experts import ExpertLinks, links_in_group
 from megatron_hetero.cost.network.seconds import worst_link
 from megatron_hetero.cost.work.compute import PassTimes, group_layer_times, slowest
 from megatron_hetero.cost.work.context_parallel import merging_times, waiting_times
@@ -289,10 +289,12 @@ def modelled_layer(
     model, training = workload.model, workload.training
     num_bytes = exchanged_bytes(workload, members)
     parts = list(layer_exchanges(workload, members, num_bytes, link))
+    share = members[0][1]
+    if experts is None and model.num_experts and training.sequence_parallel:
+        experts = links_in_group(link, share.width, is_dealt=bool(share.experts))
     if experts is not None:
         # The group's own exchange is that of attention, and of a shared expert.
-        if not members[0][1].shared_columns:
-            parts.pop()
-        exchange_s = experts.pass_s(model, training, members[0][1].own_tokens(model, training))
-        parts.append(PartExchange(exchange_s, exchange_s, exchange_s))
+        parts = parts if share.shared_columns else parts[:1]
+        exchange_s = experts.pass_s(model, training, share.own_tokens(model, training))
+        parts.append(PartExchange(*[exchange_s] * 3))
     return Modelled(group_layer_times(workload, members), exchange_times(parts, training.recompute))

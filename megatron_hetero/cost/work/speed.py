@@ -20,6 +20,11 @@ _CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0
 transposed; a scale of the whole tensor as it is now takes another read for its maximum first."""
 
 
+def cast_bytes(training: TrainingSpec) -> float:
+    """Return the bytes moved for each element that a job casts to fp8; 0 without fp8."""
+    return _CAST_BYTES[training.fp8_recipe] if training.fp8 else 0.0
+
+
 class Speed(NamedTuple):
     """Rates of a GPU in the job's precision, calibrated."""
 
@@ -61,11 +66,10 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
     curve = calibration.gemm_efficiency(gpu, training.precision)
     # fp8 products read one byte an element and write the job's own elements.
     element, grouped = training.element_bytes, calibration.grouped
-    fp8, cast_bytes = None, 0.0
+    fp8 = None
     if training.fp8 and (peak := gpu.peak_flops.get("fp8")):
         own = calibration.fp8_efficiency(gpu, training.fp8_recipe)
         fp8 = ProductSpeed(peak, gpu.memory_bytes_per_s, 1.0, own, float(element), grouped)
-        cast_bytes = _CAST_BYTES[training.fp8_recipe]
     return Speed(
         ProductSpeed(
             product_flops_per_s(gpu, training.precision),
@@ -80,5 +84,5 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
         calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
         calibration.dropout_slowdown,
         fp8,
-        cast_bytes,
+        cast_bytes(training),
     )

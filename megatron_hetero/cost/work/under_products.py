@@ -34,6 +34,7 @@ from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s,
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.ends import head_product
+from megatron_hetero.cost.work.gathered import gathered, latent_widths
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
 from megatron_hetero.cost.work.speed import speed_of
@@ -83,10 +84,14 @@ def layer_exchanges(
         num_bytes: of the activation of one micro-batch.
         link: the slowest inside the group.
     """
-    attention = None if workload.model.kv_lora_rank else attention_work
     mlp = None if workload.model.num_experts else mlp_work
     given = num_bytes, link
-    return _part(workload, members, attention, *given), _part(workload, members, mlp, *given)
+    if widths := latent_widths(workload.model):
+        attention = _latent_part(workload, members[0][1].width, widths, *given)
+    else:
+        work_of = None if workload.model.kv_lora_rank else attention_work
+        attention = _part(workload, members, work_of, *given)
+    return attention, _part(workload, members, mlp, *given)
 
 
 def head_exchange_s(
@@ -157,8 +162,15 @@ def _part(
         # Backward: the sum of the input's gradient, under the product for the weight's.
         reduce_s = all_reduce_s(num_bytes, width, link)
         return PartExchange(reduce_s, bulk(reduce_s), reduce_s)
-    # Seconds of both collectives by themselves.
-    gather_s = all_gather_s(num_bytes, width, link)
+    # Seconds of the collectives by themselves: the input and the gradient of the output are
+    # gathered, the output and the gradient of the input are summed.
+    sizes = gathered(training, is_cast=work_of is not None)
+    agreed_s = all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
+
+    def gathering_s(element_bytes: float) -> float:
+        return all_gather_s(num_bytes * element_bytes / training.element_bytes, width, link)
+
+    gather_s = gathering_s(sizes.of_input)
     scatter_s = reduce_scatter_s(num_bytes, width, link)
 
     def in_pieces(place: int, pieces: int) -> tuple[float, float]:
@@ -179,7 +191,10 @@ def _part(
     taken = ring(gather_s, 0) if "gather" in kinds else gather_s
     given = pipeline(scatter_s, 1) if "scatter" in kinds else scatter_s
     # Backward: the gradient of what went out, the input once more, the sum of the input's gradient.
-    of_output = ring(gather_s, 1) if "gather" in kinds else gather_s
+    if "gather" in kinds:
+        of_output = ring(gathering_s(sizes.of_gradient_in_ring), 1)
+    else:
+        of_output = gathering_s(sizes.of_gradient)
     if "scatter_dgrad" in kinds:
         # In a ring under the product, with the input gathered beside it by NCCL.
         of_input = ring(gather_s + scatter_s, 0)
@@ -187,7 +202,42 @@ def _part(
         of_input = bulk(gather_s) + bulk(scatter_s)
     # A pass without gradients, whose activations are computed again, gathers before its product.
     first = gather_s if training.recompute == "full" else taken
-    return PartExchange(first + given, of_output + of_input, taken + given)
+    return PartExchange(
+        agreed_s + first + given, agreed_s + of_output + of_input, agreed_s + taken + given
+    )
+
+
+def _latent_part(
+    workload: Workload, width: int, widths: Sequence[int], num_bytes: float, link: Link
+) -> PartExchange:
+    """Time the exchanges of latent attention whose latents every member computes whole.
+
+    The up-projections gather latents, not hidden states; the projection's output is as wide as
+    these.
+
+    Args:
+        widths: of what is gathered, as `latent_widths`.
+    """
+    model, training = workload.model, workload.training
+    if width == 1:
+        return PartExchange(0.0, 0.0, 0.0)
+    *columns, rotary = [num_bytes * size / model.hidden_size for size in widths]
+    if not training.sequence_parallel:
+        # Backward the gradient of each up-projection's input is summed.
+        forward_s = all_reduce_s(num_bytes, width, link)
+        backward_s = sum(all_reduce_s(size, width, link) for size in columns)
+        return PartExchange(forward_s, backward_s, forward_s)
+    sizes = gathered(training, is_cast=True)
+    agreed_s = all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
+    element = training.element_bytes
+    inputs_s = sum(all_gather_s(size * sizes.of_input / element, width, link) for size in columns)
+    forward_s = len(columns) * agreed_s + inputs_s + all_gather_s(rotary, width, link)
+    forward_s += reduce_scatter_s(num_bytes, width, link)
+    # Backward: the gradient of the output, the inputs once more, and the gradients of all inputs.
+    of_output_s = all_gather_s(num_bytes * sizes.of_gradient / element, width, link)
+    of_inputs_s = sum(reduce_scatter_s(size, width, link) for size in (*columns, rotary))
+    backward_s = agreed_s + of_output_s + inputs_s + of_inputs_s
+    return PartExchange(forward_s, backward_s, forward_s)
 
 
 def _hides_alone(link: Link) -> bool:

@@ -42,14 +42,16 @@ def num_in_flight(
     return whole, min(chunks / num_chunks, num_micro_batches) / whole
 
 
-def with_times_kept(memory: StageMemory, times: float) -> StageMemory:
-    """Return the memory of a stage that keeps so many times the activations."""
+def with_times_kept(memory: StageMemory, times: float, *, is_last: bool = False) -> StageMemory:
+    """Return the memory of a stage that keeps so many times the activations; what a last stage
+    keeps of the head, it keeps of one micro-batch at a time."""
     if times == 1.0:
         return memory
     part = "activations"
+    of_ends = memory.base[part] if is_last else int(times * memory.base[part])
     return replace(
         memory,
-        base={**memory.base, part: int(times * memory.base[part])},
+        base={**memory.base, part: of_ends},
         per_layer={**memory.per_layer, part: int(times * memory.per_layer[part])},
         kinds=(),
     )

@@ -28,6 +28,8 @@ class StageMemories:
     """With all layers recomputed; None where none may be."""
     of_one: StageMemory
     """With a single micro-batch kept."""
+    head_bytes: int
+    """What a last stage keeps of a micro-batch's head, of one micro-batch at a time."""
     model_layers: int
     """Layers of the model."""
 
@@ -37,7 +39,7 @@ class StageMemories:
         """Return whether so many layers fit while passes are computed, with so many micro-batches
         kept; each of shape [division]."""
         memory, part = self.of_one, "activations"
-        activations = memory.base[part] + num_layers * memory.per_layer[part]
+        activations = memory.base[part] - self.head_bytes + num_layers * memory.per_layer[part]
         whole = memory.base_bytes + num_layers * memory.bytes_per_layer
         # Bytes are whole numbers; a chunk's part of them is rounded down.
         most = memory.capacity_bytes + _SLACK_BYTES

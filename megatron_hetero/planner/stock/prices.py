@@ -151,9 +151,10 @@ class StockPrices:
         )
         return StageMemories(
             (zero_s, one_s - zero_s),
-            with_times_kept(memory, times),
+            with_times_kept(memory, times, is_last=last),
             recomputed,
             with_times_kept(memory, 1 / in_flight),
+            memory.base["activations"] if last else 0,
             self.problem.num_layers,
         )
 

@@ -101,11 +101,15 @@ def stage_timeline(
     one, two = (
         costs.stage_memories(_with_in_flight(replica, count), index, rows) for count in (1, 2)
     )
+    heads = _head_bytes(costs, replica, index, rows)
     # Bytes of the GPU's own timeline: what is always held, plus each chunk's part of a micro-batch.
-    for low, high, memory in zip(one, two, costs.stage_memories(replica, index, rows), strict=True):
+    memories = costs.stage_memories(replica, index, rows)
+    for low, high, memory, head in zip(one, two, memories, heads, strict=True):
         kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
         held = memory.training_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
-        by_chunk = [kept * layers // stage.num_layers for layers in chunk_layers]
+        # The head follows the last chunk alone.
+        by_chunk = [(kept - head) * layers // stage.num_layers for layers in chunk_layers]
+        by_chunk[-1] += head
         timeline = tuple(_memory(held, by_chunk, spans))
         # The update may need more than the passes, where it copies weights.
         peak = max(held for _, held in timeline)
@@ -123,6 +127,17 @@ def stage_timeline(
         tuple(peak for peak, *_ in found),
         reserve,
     )
+
+
+def _head_bytes(
+    costs: CostModel, replica: PlacedReplica, index: int, rows: int
+) -> Sequence[int]:
+    """Return what each GPU of a last stage keeps of a micro-batch's head; 0 on other stages, and on
+    a stage that has the embedding as well."""
+    if index == 0 or index != len(replica.stages) - 1:
+        return [0] * len(replica.stages[index].devices)
+    ends = costs.stage_memories(_with_in_flight(replica, 1), index, rows, of_ends=True)
+    return [memory.base["activations"] for memory in ends]
 
 
 def _memory(held: int, kept: Sequence[int], spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:

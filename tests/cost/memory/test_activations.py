@@ -15,7 +15,7 @@ from megatron_hetero.cost.memory.activations import (
     own_mask_bytes,
 )
 from megatron_hetero.cost.share import even_share, member_shares
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import Fp8Recipe, Workload
 from tests.cost.builders import make_workload
 
 S, H, A = 256, 512, 8
@@ -204,3 +204,35 @@ def test_masks_are_there_for_unfused_attention_alone() -> None:
     assert mask_bytes(model, training, half, False) == 0
     assert mask_bytes(model, recomputed, half, False) == S // 2 * S
     assert own_mask_bytes(model, training, half, False) == 0
+
+
+def in_fp8(workload: Workload, recipe: Fp8Recipe) -> Workload:
+    training = replace(workload.training, precision="bf16", fp8=True, fp8_recipe=recipe)
+    return replace(workload, training=training)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cast", "context"),
+    [("tensorwise", 1, 0), ("delayed", 1, 1), ("blockwise", 1 + 1 / 32, 0), ("mxfp8", 33 / 32, 0)],
+)
+def test_products_in_fp8_keep_casts_of_their_inputs(
+    recipe: Fp8Recipe, cast: float, context: float
+) -> None:
+    """Of each element a byte in place of two, and its part of a scale.  The context is attention's
+    own in 16 bits; with `delayed` the projection's cast of it is kept as well."""
+    # Two norms' outputs, and the input of the second product.
+    dense = S * (2 * H + 4 * H) * (2 - cast) - context * S * H
+    assert kept(DENSE) - kept(in_fp8(DENSE, recipe)) == dense
+    # The router keeps the second norm's output in 16 bits; each token is twice among the experts.
+    experts = S * H * (2 - cast) + 2 * S * (H + 256) * (2 - cast) - context * S * H
+    assert kept(EXPERTS) - kept(in_fp8(EXPERTS, recipe)) == experts
+    # A shared expert shares the router's input, but for `delayed`.
+    shared = experts + S * 512 * (2 - cast) - context * S * H
+    assert kept(SHARED) - kept(in_fp8(SHARED, recipe)) == shared
+    # Both down-projections cast the norm's output.
+    latent = S * 2 * H * (1 - cast) + S * (H + 4 * H) * (2 - cast) - context * S * A * 32
+    assert kept(LATENT) - kept(in_fp8(LATENT, recipe)) == latent
+
+
+def test_full_recompute_in_fp8_keeps_the_input_in_16_bits() -> None:
+    assert kept(in_fp8(DENSE, "delayed"), recompute="full") == 2 * S * H

@@ -17,7 +17,7 @@ from megatron_hetero.cost.memory.states import StateHolders, state_bytes
 from megatron_hetero.cost.parameters import layer_params, stage_params
 from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import Fp8Recipe, Workload
 from tests.cost.builders import FAST, make_workload
 
 
@@ -226,3 +226,28 @@ def test_more_in_flight_is_one_that_many_times(
     for count, libraries in ((0, 1), (1, 0), (2, 5), (7, 1)):
         found = with_in_flight(job.model, memory(1, 0), count, libraries)
         assert found == memory(count, libraries)
+
+
+@pytest.mark.parametrize(
+    ("capability", "recipe", "copies"),
+    [
+        ("8.9", "tensorwise", 2),
+        ("9.0", "delayed", 2),
+        ("10.0", "tensorwise", 1),
+        ("10.3", "delayed", 1),
+        ("10.0", "mxfp8", 2),
+        ("12.0", "tensorwise", 2),
+    ],
+)
+def test_fp8_weights_are_kept_transposed_where_products_need_it(
+    capability: str, recipe: Fp8Recipe, copies: int
+) -> None:
+    workload = make_workload(precision="bf16")
+    training = replace(workload.training, fp8=True, fp8_recipe=recipe)
+    workload = replace(workload, training=training)
+    share = even_share(workload.model, 1)
+    memory = stage_memory(
+        workload, replace(FAST, compute_capability=capability), share, first=False, last=False,
+        num_in_flight=1, vocab_rows=1024, kept_free=KeptFree(0, 0),
+    )  # fmt: skip
+    assert memory.per_layer["buffers"] == copies * layer_params(workload.model, share)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_hetero.cost.memory.stage import StageMemory, update_traffic_bytes
-from megatron_hetero.cost.memory.states import StateHolders, state_bytes
+from megatron_hetero.cost.memory.states import StateBytes, StateHolders, state_bytes
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Fp8Recipe
 from tests.cost.builders import make_workload
 
 PARAMS = 1000
@@ -45,3 +49,66 @@ def test_a_parameter_is_moved_as_megatron_moves_it(
     by_hand = zeroed + checked + owned / holders
     moved = update_traffic_bytes(memory, 0, StateHolders(holders), training)
     assert moved / PARAMS == pytest.approx(by_hand)
+
+
+JOB = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 128 --bf16 "
+    "--vocab-size 1000 --max-position-embeddings 256 --global-batch-size 16 "
+    "--micro-batch-size 2 --use-distributed-optimizer "
+)
+AWARE = "--use-precision-aware-optimizer "
+HALVES = "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 "
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        # Main weights are the 16 bits that bf16 lacks; Adam works on gradients as they are.
+        (AWARE, StateBytes(2, 4, 2 + 8)),
+        (AWARE + HALVES, StateBytes(2, 4, 2 + 4)),
+        (AWARE + "--main-grads-dtype bf16 --main-params-dtype fp16", StateBytes(2, 2, 2 + 8)),
+        (AWARE + "--exp-avg-dtype fp8 --exp-avg-sq-dtype fp16", StateBytes(2, 4, 2 + 3)),
+        # With scales of fp8 as tensors are now, Megatron keeps main weights, and copies gradients.
+        (AWARE + "--fp8-format hybrid --fp8-recipe tensorwise", StateBytes(2, 4, 4 + 8)),
+        (
+            AWARE + HALVES + "--fp8-format hybrid --fp8-recipe mxfp8 --grad-reduce-in-bf16",
+            StateBytes(2, 2, 4 + 4, update=4),
+        ),
+        (AWARE + "--fp8-format hybrid", StateBytes(2, 4, 2 + 8)),
+        # Without the flag its details say nothing.
+        (HALVES + "--main-grads-dtype bf16", StateBytes(2, 4, 4 + 8)),
+    ],
+)
+def test_a_job_chooses_the_widths_of_its_states(flags: str, found: StateBytes) -> None:
+    training = load_workload(None, (JOB + flags).split()).training
+    assert state_bytes(training) == found
+
+
+def test_adam_that_keeps_half_of_each_main_weight_moves_no_other_copy() -> None:
+    """It reads and writes the weight and its other half in one kernel."""
+    training = load_workload(None, (JOB + AWARE + HALVES).split()).training
+    states = state_bytes(training)
+    memory = StageMemory(
+        {"weights": states.weight, "gradients": states.gradient, "optimizer": states.optimizer,
+         "activations": 0, "buffers": 0},
+        dict.fromkeys(["weights", "gradients", "optimizer", "activations", "buffers"], 0),
+        80 * 10**9,
+    )  # fmt: skip
+    # Zeroed and checked; norm, clipped, and read; moments; weight and its other half.
+    by_hand = 4 + 4 + 4 + (4 + 4) + 4 + 2 * (2 + 2) + 2 * (2 + 2)
+    assert update_traffic_bytes(memory, 0, StateHolders(1), training) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("recipe", "moved"), [("tensorwise", 6), ("delayed", 4), ("blockwise", 4), ("mxfp8", 4)]
+)
+def test_weights_of_layers_are_cast_once_a_step(recipe: Fp8Recipe, moved: int) -> None:
+    """Read, and written as they are and transposed; `tensorwise` reads for the maximum first."""
+    bf16 = make_workload(precision="bf16").training
+    parts = dict.fromkeys(["weights", "gradients", "optimizer", "activations", "buffers"], 0)
+    memory = StageMemory(parts, {**parts, "weights": 2 * PARAMS}, 80 * 10**9)
+    plain, cast = (
+        update_traffic_bytes(memory, 3, StateHolders(8), training)
+        for training in (bf16, replace(bf16, fp8=True, fp8_recipe=recipe))
+    )
+    assert cast - plain == 3 * PARAMS * moved

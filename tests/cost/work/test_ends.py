@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron_hetero.cost.memory.activations import head_activation_bytes
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.ends import cross_entropy_times
 from megatron_hetero.files import read_json
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import FusedLoss
 from tests.cost.builders import FAST, make_workload
 from tests.runtime.toy_model import in_world
 
@@ -54,6 +59,34 @@ def test_the_loss_moves_what_megatrons_operations_move(dtype: torch.dtype, tmp_p
         assert moved == (counted.forward_s, counted.backward_s)
 
     in_world("tp1:1 @1", check, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fused", "forward", "backward"),
+    [("", 2 + 4 + 8 * 4, 2 + 4 + 2 * 4), ("native", 2 + 4 + 4 * 4, 4 + 2), ("te", 2 + 2, 2 + 2)],
+)
+def test_a_fused_loss_moves_less(fused: FusedLoss, forward: int, backward: int) -> None:
+    """Bytes of a logit in bf16: native has a cast with the maximum, an exponential with its sum
+    and a division, then one kernel backward; Transformer Engine's copies, and writes over the
+    copy."""
+    times = cross_entropy_times(ROWS, _speed(), 2, fused)
+    assert (times.forward_s, times.backward_s) == (ROWS * forward, ROWS * backward)
+
+
+def test_a_job_says_whose_kernels_compute_its_loss() -> None:
+    flags = shlex.split(
+        "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 128 --bf16 "
+        "--vocab-size 1000 --max-position-embeddings 256 --global-batch-size 16 "
+        "--micro-batch-size 2 --cross-entropy-fusion-impl te"
+    )
+    assert load_workload(None, flags).training.fused_loss == ""
+    fused = load_workload(None, [*flags, "--cross-entropy-loss-fusion"])
+    assert fused.training.fused_loss == "te"
+    # The copy of the logits is half as wide as the softmax.
+    share, plain = even_share(fused.model, 1), load_workload(None, flags)
+    saved = head_activation_bytes(plain.model, plain.training, share, 1024)
+    saved -= head_activation_bytes(fused.model, fused.training, share, 1024)
+    assert saved == 2 * 2 * 128 * 1024
 
 
 def _speed() -> Any:

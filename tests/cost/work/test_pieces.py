@@ -8,10 +8,16 @@ import pytest
 
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cost.network.collectives import all_gather_s, reduce_scatter_s
 from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.cost.work.pieces import PieceTimes, activation_bytes, price_pieces
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.cost.work.pieces import (
+    PieceTimes,
+    activation_bytes,
+    modelled_layer,
+    price_pieces,
+)
+from megatron_hetero.model.spec import TokenDispatcher, Workload
 from tests.cost.builders import FAST, INSIDE, SLOW, make_workload
 
 WORKLOAD = make_workload(hidden_size=1024, seq_length=1024, num_layers=4)
@@ -145,3 +151,36 @@ def test_a_kind_is_a_model_of_such_layers_alone() -> None:
     found = pieces(FAST, workload=MIXED)
     for kind, own in zip(MIXED.model.kinds, found.kinds, strict=True):
         assert own == pieces(FAST, workload=replace(MIXED, model=kind))
+
+
+@pytest.mark.parametrize("shared", [0, 256])
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+@pytest.mark.parametrize("is_dealt", [False, True])
+def test_experts_on_one_group_exchange_what_their_dispatcher_sends(
+    dispatcher: TokenDispatcher, shared: int, is_dealt: bool
+) -> None:
+    """Gathered, each token travels once; all-to-all, once for each of its two experts, to all ranks
+    that divide an expert, or to the rank that has it.  Nothing is gathered again backward.  A
+    shared expert exchanges like any MLP beside them."""
+    width, job = 4, replace(MIXED, model=replace(MIXED.model, moe_layer_freq=()))
+    model = replace(job.model, moe_shared_expert_intermediate_size=shared)
+    training = replace(job.training, token_dispatcher=dispatcher)
+    job = Workload(model, training, (), "")
+    table = (1,) * width if is_dealt else None
+    members = [(FAST, share) for share in member_shares(model, width, expert_shares=table)]
+    tokens = 2.0 * 1024 * training.micro_batch_size * 1024
+    gather_s, scatter_s = (
+        of(tokens, width, INSIDE) for of in (all_gather_s, reduce_scatter_s)
+    )
+    if dispatcher == "allgather":
+        once_s = gather_s + scatter_s
+    elif is_dealt:
+        sent = 2 * tokens / width * (width - 1) / width
+        once_s = 2 * (INSIDE.latency_s + sent / INSIDE.bytes_per_s)
+    else:
+        once_s = sum(of(2 * tokens, width, INSIDE) for of in (all_gather_s, reduce_scatter_s))
+    attention_s = gather_s + scatter_s
+    mlps = 2 if shared else 1
+    found = modelled_layer(job, members, INSIDE).communication
+    assert found.forward_s == pytest.approx(mlps * attention_s + once_s)
+    assert found.backward_s == pytest.approx(mlps * (attention_s + gather_s) + once_s)

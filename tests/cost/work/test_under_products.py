@@ -159,17 +159,20 @@ def in_turn(num_bytes: float, width: int, link: Link) -> PartExchange:
     return PartExchange(once_s, once_s + gather_s, once_s)
 
 
-def test_latent_attention_and_experts_exchange_in_turn() -> None:
+LATENT = {
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+}  # fmt: skip
+
+
+def with_latents(workload: Workload, **changes: object) -> Workload:
+    latents = {**LATENT, **changes}
+    return replace(workload, model=replace(workload.model, **latents))  # type: ignore[arg-type]
+
+
+def test_experts_exchange_in_turn() -> None:
     link, workload = Link(200e9, 5e-6), job()
     plain = in_turn(1e8, 2, link)
-    latent = replace(
-        workload, model=replace(
-            workload.model, kv_lora_rank=512, qk_head_dim=128, qk_pos_emb_head_dim=64,
-            v_head_dim=128,
-        ),
-    )  # fmt: skip
-    found = layer_exchanges(latent, [(GPU, even_share(latent.model, 2))], 1e8, link)
-    assert found[0] == pytest.approx(plain) and found[1] != pytest.approx(plain)
     experts = replace(
         workload, model=replace(
             workload.model, num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=4096
@@ -177,6 +180,40 @@ def test_latent_attention_and_experts_exchange_in_turn() -> None:
     )  # fmt: skip
     found = layer_exchanges(experts, [(GPU, even_share(experts.model, 2))], 1e8, link)
     assert found[1] == pytest.approx(plain) and found[0] != pytest.approx(plain)
+
+
+@pytest.mark.parametrize("q_lora_rank", [1536, 0])
+def test_latent_attention_gathers_latents_and_scatters_hidden_states(q_lora_rank: int) -> None:
+    """Megatron's latents are whole on every rank (`TELinear`, "duplicated"), of its own tokens: the
+    two up-projections gather these, and the rotary part of the keys is gathered by itself."""
+    link, width, hidden = Link(200e9, 5e-6), 4, 8192
+    workload = with_latents(job(), q_lora_rank=q_lora_rank)
+    num_bytes, members = sizes(workload, width)
+    up, rotary = (q_lora_rank or hidden, 512), (64,)
+    gathered_s, up_s, scattered_s = (
+        sum(of(num_bytes * size / hidden, width, link) for size in of_sizes)
+        for of, of_sizes in (
+            (all_gather_s, up + rotary), (all_gather_s, up), (reduce_scatter_s, up + rotary)
+        )
+    )  # fmt: skip
+    output = all_gather_s(num_bytes, width, link), reduce_scatter_s(num_bytes, width, link)
+    found, _ = layer_exchanges(workload, members, num_bytes, link)
+    forward_s = gathered_s + output[1]
+    assert found == pytest.approx((forward_s, output[0] + up_s + scattered_s, forward_s))
+    # Without sequence parallelism the gradients of the latents are summed.
+    whole = replace(workload, training=replace(workload.training, sequence_parallel=False))
+    found, _ = layer_exchanges(whole, members, num_bytes, link)
+    summed_s = sum(all_reduce_s(num_bytes * size / hidden, width, link) for size in up)
+    reduce_s = all_reduce_s(num_bytes, width, link)
+    assert found == pytest.approx((reduce_s, summed_s, reduce_s))
+
+
+def test_local_layers_that_divide_latents_gather_hidden_states() -> None:
+    link = Link(200e9, 5e-6)
+    workload = with_latents(job(), divides_latents=True)
+    members = [(GPU, even_share(workload.model, 2))]
+    found, _ = layer_exchanges(workload, members, 1e8, link)
+    assert found == pytest.approx(in_turn(1e8, 2, link))
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (3, 1)])
@@ -289,3 +326,32 @@ def test_flags_say_what_is_hidden(flags: str, found: tuple[str, ...]) -> None:
     read = load_workload(None, [*MINIMAL, *flags.split()])
     assert read.training.tp_comm_overlap == found
     assert set(found) <= set(get_args(TensorOverlap))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "of_input", "of_gradient", "agrees"),
+    [
+        ("tensorwise", 1, 1, True),
+        ("delayed", 1, 1, False),
+        ("blockwise", 1 + 1 / 32, 2 + 2 / 32, False),
+        ("mxfp8", 1 + 1 / 32, 2 + 2 / 32, False),
+    ],
+)
+def test_what_is_gathered_for_products_in_fp8_is_cast_before(
+    recipe: str, of_input: float, of_gradient: float, agrees: bool
+) -> None:
+    """Forward the input is gathered in fp8 and the output summed in bf16; backward the gradient of
+    the output and, over PCIe in turn, the input travel in fp8, the input's gradient in bf16."""
+    link, width = Link(25e9, 5e-6), 4
+    num_bytes, members = sizes(job(), width)
+    workload = job((), fp8=True, fp8_recipe=recipe)
+    agreed_s = all_reduce_s(4, width, link) if agrees else 0
+    of_input_s, of_gradient_s = (
+        all_gather_s(num_bytes / 2 * size, width, link) for size in (of_input, of_gradient)
+    )
+    scatter_s = reduce_scatter_s(num_bytes, width, link)
+    forward_s = agreed_s + of_input_s + scatter_s
+    for part in layer_exchanges(workload, members, num_bytes, link):
+        assert part == pytest.approx(
+            (forward_s, agreed_s + of_gradient_s + of_input_s + scatter_s, forward_s)
+        )

@@ -9,12 +9,22 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.memory.activations import (
+    head_activation_bytes,
+    layer_activation_bytes,
+    mask_bytes,
+)
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
+from megatron_hetero.cost.share import even_share
+from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import LayerRange, Plan
+from megatron_hetero.schedule import estimate
+from megatron_hetero.schedule.of_plan import with_schedule
+from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.cost.builders import (
     BETWEEN,
@@ -152,6 +162,29 @@ def test_memory_rises_and_falls_with_the_micro_batches_in_flight() -> None:
     assert last.peak_in_flight == 1
     assert first.memory[0][1] == first.memory[-1][1] < first.peak_memory_bytes
     assert len({held for _, held in first.memory}) == 3
+
+
+def test_an_interleaved_last_stage_keeps_the_head_of_one_micro_batch() -> None:
+    """Two stages of two chunks of two layers: the last one keeps 3 chunks at the peak (two of the
+    first chunk, one of the last one), and what the loss keeps of the last chunk's micro-batch."""
+    plan = placed("tp1:4,tp1:4 @4", ["a:0", "b:0"], num_layers=8)
+    stages = [
+        replace(stage, first_layer=2 * s, chunks=(LayerRange(2 * s, 2), LayerRange(4 + 2 * s, 2)))
+        for s, stage in enumerate(plan.replicas[0].stages)
+    ]
+    plan = replace(plan, replicas=(replace(plan.replicas[0], stages=tuple(stages)),))
+    plan = with_schedule(plan, 0, interleaved((0, 1) * 2, 4), "interleaved")
+    found = estimate.estimate_plan(plan, three_nodes(), bounded=False).devices["b:0"]
+    workload = plan.workload
+    assert workload is not None
+    share = even_share(workload.model, 1)
+    rows = CostModel(three_nodes(), workload).vocab_rows([1])
+    given = workload.model, workload.training, share
+    flash = uses_flash_attention(workload.model, workload.training, SLOW)
+    # A last stage has its batch's mask; other layers' are its own.
+    of_layer = layer_activation_bytes(*given, flash, "none")
+    head = head_activation_bytes(*given, rows) + mask_bytes(*given, flash)
+    assert found.parts_bytes["activations"] == 3 * 2 * of_layer + head
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:
