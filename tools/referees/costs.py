@@ -28,9 +28,12 @@ class RefereeCosts(CostModel):
         return NO_SYNC
 
     def stage_memories(
-        self, replica: PlacedReplica, index: int, rows: int
+        self, replica: PlacedReplica, index: int, rows: int, *, of_ends: bool = False
     ) -> tuple[StageMemory, ...]:
-        """See `CostModel.stage_memories`; a micro-batch in flight for each stage from this on."""
+        """See `CostModel.stage_memories`; a micro-batch in flight for each stage from this on.
+
+        `of_ends` changes nothing: the referees know no chunks.
+        """
         stage, last = replica.stages[index], len(replica.stages) - 1
         ends, in_flight = (index == 0, index == last), last + 1 - index
         nodes = [self.cluster.node_by_name[device.node] for device in stage.devices]
