@@ -13,7 +13,7 @@ from megatron_hetero.serving.compose.milp import serve_cheapest, serve_most
 from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.forecast import forecast_of
 from megatron_hetero.serving.fleet.offers import Fleet, make_fleet
-from megatron_hetero.serving.fleet.place import placed_replicas
+from megatron_hetero.serving.fleet.place import hand_overs_of, placed_replicas
 from megatron_hetero.serving.fleet.plan import (
     EngineSettings,
     Goal,
@@ -151,6 +151,7 @@ def _plan(
         any_engine,
         f"megatron-hetero {__version__}",
         _bases(fleet, composition),
+        hand_overs_of(composition, len(fleet.mix.classes)),
     )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ def simulate(
         fleet.served.kv_bytes_per_token,
         policy,
         seed,
+        found.flows,
     )
     return run.run(requests, observe), span_s
 

@@ -8,7 +8,7 @@ from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.offers import Fleet
-from megatron_hetero.serving.fleet.plan import Phase, PlannedReplica, PlannedStage
+from megatron_hetero.serving.fleet.plan import HandOver, Phase, PlannedReplica, PlannedStage
 
 _SHORT: Mapping[str, str] = {"both": "replica", "prefill": "prefill", "decode": "decode"}
 
@@ -62,6 +62,15 @@ def placed_replicas(fleet: Fleet, found: Composition) -> tuple[PlannedReplica, .
             )
         )
     return tuple(replicas)
+
+
+def hand_overs_of(found: Composition, num_classes: int) -> tuple[HandOver, ...]:
+    """Return the flows of an answer by pair of places."""
+    pairs = sorted({(sender, receiver) for sender, receiver, _ in found.flows})
+    return tuple(
+        HandOver(a, b, tuple(found.flows.get((a, b, w), 0.0) for w in range(num_classes)))
+        for a, b in pairs
+    )
 
 
 def _stage(cluster: Cluster, devices: tuple[Device, ...], num_layers: int) -> PlannedStage:

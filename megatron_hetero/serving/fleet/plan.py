@@ -82,6 +82,16 @@ class PlannedClass:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """Requests per second of each class whose keys and values go from the prefill replicas of a
+    place to the decode replicas of a place."""
+
+    sender: str
+    receiver: str
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class ClassForecast:
     """Simulated seconds of a class: the median and the 99th of a hundred; kept deadlines."""
 
@@ -139,6 +149,7 @@ class ServingPlan:
         any_engine: what the goal's figure would be if an engine ran pipelines of unlike widths;
             None where it was not asked.
         prices: what the prices of its GPU types rest on.
+        hand_overs: between which places, as links between these allow.
     """
 
     goal: Goal
@@ -156,6 +167,7 @@ class ServingPlan:
     any_engine: float | None
     made_by: str
     prices: tuple[PriceBasis, ...] = ()
+    hand_overs: tuple[HandOver, ...] = ()
 
     @property
     def has_prefill_apart(self) -> bool:
@@ -196,6 +208,13 @@ def check_plan(plan: ServingPlan, source: str = "plan") -> None:
     phases = {replica.phase for replica in plan.replicas}
     if ("prefill" in phases) != ("decode" in phases):
         faults.append("replicas that prefill need others that decode, and the other way round")
+    # Hand-overs are between places of such replicas.
+    for pair in plan.hand_overs:
+        for phase, place in (("prefill", pair.sender), ("decode", pair.receiver)):
+            if all((r.phase, r.place) != (phase, place) for r in plan.replicas):
+                faults.append(f"hand_overs: no {phase} replica is at {place}")
+        if len(pair.rates) != len(plan.classes) or any(rate < 0 for rate in pair.rates):
+            faults.append(f"hand_overs: {pair.sender} to {pair.receiver}: a rate for each class")
     if not plan.replicas:
         faults.append("there are no replicas")
     if faults:

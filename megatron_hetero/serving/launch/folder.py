@@ -8,7 +8,7 @@ import shlex
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.job import LaunchFile
 from megatron_hetero.serving.fleet.file import serving_plan_data
-from megatron_hetero.serving.fleet.plan import ServingPlan
+from megatron_hetero.serving.fleet.plan import HandOver, ServingPlan
 from megatron_hetero.serving.launch.ours import PLAN_NAME, is_ours, own_command, own_router
 from megatron_hetero.serving.launch.pods import dynamo_files, llm_d_files
 from megatron_hetero.serving.launch.processes import (
@@ -106,8 +106,11 @@ def fleet_files(
         files.append(LaunchFile(PLAN_NAME, text))
     else:
         routers = (vllm_routers if is_vllm else sglang_routers)(plan, processes)
-    names = {"both": "router.sh", "prefill": "router-prefill-decode.sh"}
-    # One script for the router of each route.
+    # One script for the router of each route, and of each group of hand-overs.
+    names = {
+        phase: f"router{phase.removeprefix('both').replace('prefill', '-prefill-decode')}.sh"
+        for phase in routers
+    }
     for phase, argv in routers.items():
         here = _HERE if PLAN_NAME in argv else ""
         text = f"#!/usr/bin/env bash\nset -euo pipefail\n{here}exec {shlex.join(argv)}\n"
@@ -153,5 +156,21 @@ def _routes(plan: ServingPlan, processes: tuple[EngineProcess, ...]) -> LaunchFi
         replicas.append(
             {"name": replica.name, "phase": replica.phase, **where, "requests_per_s": rates}
         )
-    text = json.dumps({"classes": names, "replicas": replicas}, indent=2) + "\n"
+    data: dict[str, object] = {"classes": names, "replicas": replicas}
+    if plan.hand_overs:
+        data["hand_overs"] = [_hand_over(plan, pair) for pair in plan.hand_overs]
+    text = json.dumps(data, indent=2) + "\n"
     return LaunchFile("routes.json", text)
+
+
+def _hand_over(plan: ServingPlan, pair: HandOver) -> dict[str, object]:
+    """Return which replicas hand over to which, and how much of each class."""
+    sides = ("prefill", pair.sender), ("decode", pair.receiver)
+    names = [kind.name for kind in plan.classes]
+    return {
+        **{
+            phase: [r.name for r in plan.replicas if (r.phase, r.place) == (phase, place)]
+            for phase, place in sides
+        },
+        "requests_per_s": dict(zip(names, pair.rates, strict=True)),
+    }

@@ -9,6 +9,7 @@ from megatron_hetero.serving.launch.processes import (
     EngineCommand,
     EngineProcess,
     address,
+    apart_groups,
     entries,
     visible_gpus,
 )
@@ -58,19 +59,21 @@ def sglang_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
 def sglang_routers(
     plan: ServingPlan, processes: tuple[EngineProcess, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the command of the router of each route, by phase of its first replica."""
+    """Return the command of the router of each route, by phase of its first replica, and of
+    each group of hand-overs."""
     start = ("python3", "-m", "sglang_router.launch_router", "--host", "127.0.0.1")
     found: dict[str, tuple[str, ...]] = {}
     whole = entries(processes, "both")
     if whole:
         urls = [address(p) for p in whole]
         found["both"] = (*start, "--port", str(ROUTER_PORT), "--worker-urls", *urls)
-    # Prefill apart has a router of its own, on the next port.
+    # Prefill apart has routers of its own, on the next ports.
     if plan.has_prefill_apart:
-        argv = [*start, "--port", str(ROUTER_PORT + 1), "--pd-disaggregation"]
-        for process in entries(processes, "prefill"):
-            argv += ["--prefill", address(process), str(process.side_port)]
-        for process in entries(processes, "decode"):
-            argv += ["--decode", address(process)]
-        found["prefill"] = tuple(argv)
+        for number, (name, group) in enumerate(apart_groups(plan, processes).items(), 1):
+            argv = [*start, "--port", str(ROUTER_PORT + number), "--pd-disaggregation"]
+            for process in group["prefill"]:
+                argv += ["--prefill", address(process), str(process.side_port)]
+            for process in group["decode"]:
+                argv += ["--decode", address(process)]
+            found[name] = tuple(argv)
     return found

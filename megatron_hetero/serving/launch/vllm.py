@@ -10,6 +10,7 @@ from megatron_hetero.serving.launch.processes import (
     EngineCommand,
     EngineProcess,
     address,
+    apart_groups,
     entries,
     visible_gpus,
 )
@@ -63,7 +64,8 @@ def vllm_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
 def vllm_routers(
     plan: ServingPlan, processes: tuple[EngineProcess, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the command of the router of each route, by phase of its first replica."""
+    """Return the command of the router of each route, by phase of its first replica, and of
+    each group of hand-overs."""
     found: dict[str, tuple[str, ...]] = {}
     whole = entries(processes, "both")
     if whole:
@@ -72,12 +74,13 @@ def vllm_routers(
             "vllm-router", "--policy", "power_of_two", "--host", "127.0.0.1",
             "--port", str(ROUTER_PORT), "--worker-urls", *urls,
         )  # fmt: skip
-    # Prefill apart has a router of its own, on the next port.
+    # Prefill apart has routers of its own, on the next ports.
     if plan.has_prefill_apart:
-        argv = ["vllm-router", "--policy", "power_of_two", "--vllm-pd-disaggregation"]
-        for phase in ("prefill", "decode"):
-            for process in entries(processes, phase):
-                argv += [f"--{phase}", address(process)]
-        argv += ["--host", "127.0.0.1", "--port", str(ROUTER_PORT + 1)]
-        found["prefill"] = tuple(argv)
+        for number, (name, group) in enumerate(apart_groups(plan, processes).items(), 1):
+            argv = ["vllm-router", "--policy", "power_of_two", "--vllm-pd-disaggregation"]
+            for phase, side in group.items():
+                for process in side:
+                    argv += [f"--{phase}", address(process)]
+            argv += ["--host", "127.0.0.1", "--port", str(ROUTER_PORT + number)]
+            found[name] = tuple(argv)
     return found

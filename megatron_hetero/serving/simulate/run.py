@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.errors import InfeasiblePlanError
@@ -45,6 +45,8 @@ class FleetRun:
         kv_bytes_per_token: handed over between prefill and decode.
         policy: of the router.
         seed: of its chance.
+        flows: requests per second handed over, by sending place, receiving place and class; empty:
+            any replica hands over to any other.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class FleetRun:
         kv_bytes_per_token: float = 0.0,
         policy: Policy = "least-load",
         seed: int = 0,
+        flows: Mapping[tuple[str, str, int], float] | None = None,
     ) -> None:
         self._replicas, self._mix = replicas, mix
         self._transfers = transfers or Transfers((), {})
@@ -62,9 +65,22 @@ class FleetRun:
         self._policy = policy
         # Requests enter where prefill is.
         self._entries = [i for i, r in enumerate(replicas) if r.phase != "decode"]
-        self._decoders = [i for i, r in enumerate(replicas) if r.phase == "decode"]
         self._entry = self._router(self._entries, seed)
-        self._decoder = self._router(self._decoders, seed + 1)
+        decoders = [i for i, r in enumerate(replicas) if r.phase == "decode"]
+        # Receiving place -> its replicas and their router; without flows all are one place.
+        self._decoders: dict[str, tuple[list[int], Router]] = {}
+        for place in dict.fromkeys(replicas[i].place if flows else "" for i in decoders):
+            there = [i for i in decoders if not flows or replicas[i].place == place]
+            self._decoders[place] = there, self._router(there, seed + 1)
+        # Sending place -> turns of the receiving places.
+        self._receivers: dict[str, Router] = {}
+        for sender in dict.fromkeys(r.place for r in replicas if r.phase == "prefill"):
+            sent = [
+                [(flows or {}).get((sender, place, w), 0.0) for w in range(len(mix.classes))]
+                if flows else [1.0] * len(mix.classes)
+                for place in self._decoders
+            ]  # fmt: skip
+            self._receivers[sender] = Router(sent, "turns", seed)
         # (moment, kind, number, place, request); the number keeps the order of equal moments.
         self._events: list[tuple[float, int, int, int, Running | None]] = []
         # Requests that wait at the router.
@@ -153,10 +169,11 @@ class FleetRun:
             self._held.popleft()
 
     def _hand_over(self, sender: SimulatedReplica, running: Running, now: float) -> None:
-        queues = [self._replicas[i].queue for i in self._decoders]
-        chosen = self._decoder.choose(running.request.class_index, queues)
-        # A decoder is always there: one-queue holds requests at the entry alone.
-        place = self._decoders[chosen if chosen is not None else 0]
+        kind = running.request.class_index
+        # The plan says to which places; one-queue holds requests at the entry alone.
+        turn = self._receivers[sender.place].choose(kind, ()) or 0
+        there, router = list(self._decoders.values())[turn]
+        place = there[router.choose(kind, [self._replicas[i].queue for i in there]) or 0]
         num_bytes = running.request.input_tokens * self._kv_bytes
         receiver = self._replicas[place].place
         arrives = self._transfers.send(now, sender.place, receiver, num_bytes)

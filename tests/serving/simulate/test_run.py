@@ -162,6 +162,31 @@ def test_keys_and_values_wait_for_a_wire_that_others_use() -> None:
     assert outcome.overall.first_token_s.p99 == pytest.approx(0.1 + 2.0 + 0.5 + 0.001)
 
 
+def test_keys_and_values_go_where_the_plan_sends_them() -> None:
+    """Two places that hand over inside alone, over a wire between them that carries nothing."""
+
+    def replica(phase: str, place: str) -> SimulatedReplica:
+        queue = ReplicaQueue(ByToken(), 100_000, stops_after_prefill=phase == "prefill")
+        return SimulatedReplica(queue, phase, place, (1.0,))
+
+    replicas = [replica(phase, place) for place in "ab" for phase in ("prefill", "decode")]
+    pairs = [(one, other) for one in "ab" for other in "ab"]
+    wires = tuple(
+        Wire(f"{a}{b}", frozenset({(a, b)}), 1e9 if a == b else 1e3) for a, b in pairs
+    )  # fmt: skip
+    requests = [Request(0.5 * i, 0, 100, 1) for i in range(20)]
+
+    def last_s(flows: dict[tuple[str, str, int], float] | None) -> float:
+        links = {(w.name[0], w.name[1]): Link(w.bytes_per_s, 0.0) for w in wires}
+        run = FleetRun(replicas, MIX, Transfers(wires, links), 1e3, flows=flows)
+        return run.run(requests).overall.total_s.p99
+
+    # Prefill 0.1 s, the transfer 0.1 ms, a step of a token.
+    assert last_s({("a", "a", 0): 1.0, ("b", "b", 0): 1.0}) == pytest.approx(0.1011)
+    # From "a" three times as often to "b", at 100 s each.
+    assert last_s({("a", "b", 0): 3.0, ("a", "a", 0): 1.0, ("b", "b", 0): 1.0}) > 100.0
+
+
 def test_a_pipeline_overlaps_its_batches() -> None:
     class TwoStages:
         def times(self, work: StepWork) -> tuple[float, float]:

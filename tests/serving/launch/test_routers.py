@@ -1,0 +1,80 @@
+"""Routers of fleets with prefill apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.serving.fleet.file import load_serving_plan
+from megatron_hetero.serving.fleet.plan import (
+    HandOver,
+    Phase,
+    PlannedReplica,
+    PlannedStage,
+    ServingPlan,
+    check_plan,
+)
+from megatron_hetero.serving.launch.folder import fleet_files
+from megatron_hetero.serving.prices.engine import EngineName
+from tests.serving.route.plans import two_replicas
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> ServingPlan:
+    """Return a fleet of two places that prefill and decode, each for itself."""
+    base = load_serving_plan(two_replicas(tmp_path / "serve.json"))
+
+    def replica(phase: Phase, place: str, gpu: int) -> PlannedReplica:
+        stage = PlannedStage((f"{place}:{gpu}",), place, "H100-80GB", base.model.num_layers)
+        return PlannedReplica(f"{phase}-{place}", phase, place, (stage,), (1.0,), 1024, 16, 0.5)
+
+    sides: tuple[Phase, ...] = ("prefill", "decode")
+    return replace(
+        base,
+        replicas=tuple(replica(phase, p, i) for p in "xy" for i, phase in enumerate(sides)),
+        hand_overs=(HandOver("x", "x", (1.0,)), HandOver("y", "y", (1.0,))),
+    )
+
+
+def _files(plan: ServingPlan, engine: EngineName) -> dict[str, str]:
+    made = replace(plan, engine=replace(plan.engine, name=engine))
+    check_plan(made)
+    return {file.name: file.text for file in fleet_files(made, engine)[0]}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_each_part_that_hands_over_inside_alone_has_a_router(
+    plan: ServingPlan, engine: EngineName
+) -> None:
+    files = _files(plan, engine)
+    first, second = (
+        files[f"router-prefill-decode{number}.sh"] for number in ("", "-2")
+    )  # fmt: skip
+    assert "http://x:8100" in first
+    assert "http://x:8101" in first
+    assert "http://y" not in first
+    assert "http://y:8103" in second
+    assert "http://x" not in second
+    assert first.count("8001") == second.count("8002") == 1
+    assert files["START.txt"].count("router: ") == 2
+    told = json.loads(files["routes.json"])["hand_overs"]
+    assert [(t["prefill"], t["decode"]) for t in told] == [
+        (["prefill-x"], ["decode-x"]), (["prefill-y"], ["decode-y"]),
+    ]  # fmt: skip
+
+
+def test_parts_that_a_hand_over_joins_have_one_router(plan: ServingPlan) -> None:
+    joined = replace(plan, hand_overs=(*plan.hand_overs, HandOver("x", "y", (0.1,))))
+    for made in (joined, replace(plan, hand_overs=())):
+        names = [name for name in _files(made, "vllm") if name.startswith("router")]
+        assert names == ["router-prefill-decode.sh"]
+
+
+def test_a_hand_over_between_replicas_that_are_not_there_is_refused(plan: ServingPlan) -> None:
+    for pair in (HandOver("x", "z", (1.0,)), HandOver("x", "y", (1.0, 1.0))):
+        with pytest.raises(PlanFormatError, match="hand_overs"):
+            check_plan(replace(plan, hand_overs=(pair,)))
