@@ -88,11 +88,11 @@ def _sides(
         # Some numbers of stages stand for all, as each costs a price for every division.
         if side[2] <= min(limit, served.model.num_layers) and side[2] in (1, 2, 3, 4, 8):
             yield (side,)
-    # Then pairs of pools, each pair once, in the order of the pools.
+    # Then pairs of pools, each pair in both orders: embedding and head weigh on the ends.
     for one in alone:
         for other in alone:
             together = one[2] + other[2]
-            if pools.index(one[0]) >= pools.index(other[0]) or together > min(limit, 4):
+            if one[0] is other[0] or together > min(limit, 4):
                 continue
             if one[1] != other[1] and not engine.runs_unlike_widths:
                 continue

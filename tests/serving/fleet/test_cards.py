@@ -45,6 +45,17 @@ def test_no_pipeline_and_no_hand_over_joins_two_makers(of_two_makers: Cluster) -
     assert apart == {"NCCL"}
 
 
+def test_the_order_of_the_machines_does_not_change_the_choices(of_two_makers: Cluster) -> None:
+    turned = replace(of_two_makers, nodes=of_two_makers.nodes[::-1])
+    names, other = (
+        sorted(make_fleet(cluster, SERVED, ENGINES["vllm"], MIX).offered)
+        for cluster in (of_two_makers, turned)
+    )
+    assert names == other
+    assert any(name.find("H100") < name.find("3090") for name in names if "H100" in name)
+    assert any(0 < name.find("3090") < name.find("H100") for name in names)
+
+
 def test_limits_of_makers_and_prices_hold(of_two_makers: Cluster) -> None:
     limits = replace(of_two_makers.limits, library="RCCL")
     plan, *_ = planned_fleet(replace(of_two_makers, limits=limits), SERVED, MIX)
