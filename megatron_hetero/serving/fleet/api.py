@@ -151,7 +151,7 @@ def _plan(
         any_engine,
         f"megatron-hetero {__version__}",
         _bases(fleet, composition),
-        hand_overs_of(composition, len(fleet.mix.classes)),
+        hand_overs_of(fleet, composition),
     )  # fmt: skip
 
 

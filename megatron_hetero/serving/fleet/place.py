@@ -64,12 +64,16 @@ def placed_replicas(fleet: Fleet, found: Composition) -> tuple[PlannedReplica, .
     return tuple(replicas)
 
 
-def hand_overs_of(found: Composition, num_classes: int) -> tuple[HandOver, ...]:
+def hand_overs_of(fleet: Fleet, found: Composition) -> tuple[HandOver, ...]:
     """Return the flows of an answer by pair of places."""
-    pairs = sorted({(sender, receiver) for sender, receiver, _ in found.flows})
+    at = {(fleet.offered[name].phase, fleet.offered[name].shape.place) for name in found.counts}
+    # A flow that is a rounding error of the programme may be of a place without replicas.
+    pairs = sorted(
+        {(a, b) for a, b, _ in found.flows if ("prefill", a) in at and ("decode", b) in at}
+    )
+    classes = range(len(fleet.mix.classes))
     return tuple(
-        HandOver(a, b, tuple(found.flows.get((a, b, w), 0.0) for w in range(num_classes)))
-        for a, b in pairs
+        HandOver(a, b, tuple(found.flows.get((a, b, w), 0.0) for w in classes)) for a, b in pairs
     )
 
 

@@ -158,7 +158,7 @@ def test_widths_up_to_a_machine_are_placed_without_gaps() -> None:
 
 
 def _plan_of(plan: ServingPlan, *replicas: PlannedReplica) -> ServingPlan:
-    return replace(plan, replicas=replicas)
+    return replace(plan, replicas=replicas, hand_overs=())
 
 
 def test_scripts_are_bash_with_the_engines_flags(largest: ServingPlan, tmp_path: Path) -> None:
