@@ -26,7 +26,12 @@ from megatron_hetero.serving.fleet.unserved import beyond_positions
 from megatron_hetero.serving.prices.engine import EngineName
 from megatron_hetero.serving.prices.profile_file import read_measured_steps
 from megatron_hetero.serving.prices.served import KvFormat, WeightFormat, load_served
-from megatron_hetero.serving.replan import LOAD_BYTES_PER_S, compare_plans
+from megatron_hetero.serving.replan import (
+    LOAD_BYTES_PER_S,
+    compare_plans,
+    part_going,
+    replicas_left,
+)
 from megatron_hetero.serving.workload.load import load_request_mix
 from megatron_hetero.units import parse_bandwidth, parse_time_span
 
@@ -151,15 +156,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if running is not None:
         old_rate = sum(c.rate_per_s for c in running.classes)
         new_rate = sum(c.rate_per_s for c in plan.classes)
-        # GPUs that the running fleet may still use.
-        there = set(cluster.without(()).device_by_name) - set(cluster.limits.idle_devices)
-        left = [
-            r for r in running.replicas if all(d in there for s in r.stages for d in s.devices)
-        ]  # fmt: skip
-        # What is left of the fleet's rate, as a part of it; an empty fleet has none.
-        part = sum(sum(r.rates) for r in left) / max(
-            sum(sum(r.rates) for r in running.replicas), 1e-300
-        )
+        part = part_going(running, replicas_left(running, cluster))
         # Scales are multiples of the workload's rates, which may have changed.
         scale = running.scale * part * old_rate / new_rate
         change = compare_plans(running, plan, stable_s, load_bytes_per_s, scale)

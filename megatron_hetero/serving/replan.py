@@ -1,16 +1,21 @@
 """A new serving plan beside the running plan: replicas that stay, replicas that move, and the gain.
 
-A replica stays where its stages are on the same GPUs with the same layers: a new phase or new
-weights of the router need no reload.  Others load their weights again, during which their GPUs
-serve nothing.  The rule is HexGen-3's: the change pays where what the new plan serves more over the
-time until the next change exceeds what the reload loses.
+A replica stays where the same command runs it: on the same GPUs with the same layers, in the same
+engine with the same settings.  New weights of the router need no reload, and of vLLM no change from
+prefill to decode; a replica that did both is started anew to do one, with a connector.  Others load
+their weights again, during which their GPUs serve nothing.  The rule is HexGen-3's: the change pays
+where what the new plan serves more over the time until the next change exceeds what the reload
+loses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
+from megatron_hetero.serving.fleet.pools import free_devices
 
 LOAD_BYTES_PER_S = 1e9
 """Bytes/s at which a replica reads weights, unless the user gives a rate."""
@@ -23,7 +28,7 @@ class Change:
     """Difference between a new plan and the running plan.
 
     Attributes:
-        stays: (old, new) replicas on the same GPUs with the same layers, by name.
+        stays: (old, new) replicas that the same command runs, by name.
         stops, starts: others.
         reload_s: until the last new replica serves.
         kept_part: of the old plan's rates that go on meanwhile.
@@ -59,12 +64,12 @@ def compare_plans(
             replicas whose GPUs are still there.
     """
     # Equal GPUs with equal layers need no reload, whatever the replica is called.
-    by_place = {_place(replica): replica for replica in old.replicas}
+    by_place = {_started(old, replica): replica for replica in old.replicas}
     stays, starts = [], []
     for replica in new.replicas:
-        before = by_place.get(_place(replica))
-        # Another model or format loads anew everywhere.
-        if before is None or old.model != new.model:
+        before = by_place.get(_started(new, replica))
+        # Another model, format or setting loads anew everywhere.
+        if before is None or (old.model, old.engine) != (new.model, new.engine):
             starts.append(replica)
         else:
             stays.append((before.name, replica.name))
@@ -74,12 +79,7 @@ def compare_plans(
     if starts:
         # All replicas load at once, each its own weights.
         reload_s = START_S + new.model.weight_bytes / load_bytes_per_s
-    # Requests come in where prefill is; replicas that only decode would count them twice.
-    total = sum(sum(r.rates) for r in old.replicas if r.phase != "decode")
-    going = sum(
-        sum(r.rates) for r in old.replicas if r.name in kept and r.phase != "decode"
-    )  # fmt: skip
-    kept_part = going / total if total else 0.0
+    kept_part = part_going(old, [replica for replica in old.replicas if replica.name in kept])
     before_scale = old.scale if old_scale is None else old_scale
     # Served in `stable_s`: the new fleet once it is up, and what is kept meanwhile.
     new_served = new.scale * max(0.0, stable_s - reload_s)
@@ -96,5 +96,42 @@ def compare_plans(
     )
 
 
-def _place(replica: PlannedReplica) -> tuple[tuple[frozenset[str], int], ...]:
-    return tuple((frozenset(stage.devices), stage.num_layers) for stage in replica.stages)
+def replicas_left(plan: ServingPlan, cluster: Cluster) -> list[PlannedReplica]:
+    """Return the replicas of a plan whose GPUs a cluster still has, of their types and not idle."""
+    there = {
+        device.name: node.gpu_type.name
+        for node in cluster.nodes
+        for device in free_devices(cluster, node)
+    }
+    return [
+        replica
+        for replica in plan.replicas
+        if all(there.get(d) == stage.gpu for stage in replica.stages for d in stage.devices)
+    ]
+
+
+def part_going(plan: ServingPlan, left: Sequence[PlannedReplica]) -> float:
+    """Return the part of a plan's requests that some of its replicas serve.
+
+    A request with its phases apart needs both: of these the side that lost more counts.
+    """
+
+    def rate(replicas: Sequence[PlannedReplica], phase: str) -> float:
+        return sum(sum(r.rates) for r in replicas if r.phase == phase)
+
+    whole, apart = rate(plan.replicas, "both"), rate(plan.replicas, "prefill")
+    going = rate(left, "both")
+    if apart:
+        sides = ("prefill", "decode")
+        going += apart * min(rate(left, side) / rate(plan.replicas, side) for side in sides)
+    return going / (whole + apart) if whole + apart else 0.0
+
+
+def _started(
+    plan: ServingPlan, replica: PlannedReplica
+) -> tuple[str, tuple[tuple[frozenset[str], int], ...]]:
+    """Return what a replica's command depends on: its role, and GPUs and layers of its stages."""
+    # vLLM's connector serves both sides of a hand-over; SGLang is told its side.
+    is_apart = replica.phase != "both" and plan.engine.name != "sglang"
+    role = "apart" if is_apart else replica.phase
+    return role, tuple((frozenset(stage.devices), stage.num_layers) for stage in replica.stages)

@@ -53,7 +53,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
                 f"{node.machine} has unlike cards and one price for all of them; give each GPU "
                 "type a price_per_hour instead"
             )
-        free = _free_devices(cluster, node)
+        free = free_devices(cluster, node)
         if free:
             key = (
                 node.gpu_type.name, node.gpu_type.memory_bytes, len(free), node.site, node.link,
@@ -81,7 +81,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
         names[name] = names.get(name, 0) + 1
         if names[name] > 1:
             name = f"{name} ({names[name]})"
-        devices = tuple((n.name, _free_devices(cluster, n)) for n in group)
+        devices = tuple((n.name, free_devices(cluster, n)) for n in group)
         prices = first.price_per_hour or 0.0, first.gpu_price_per_hour or 0.0
         found.append(Pool(name, first.gpu_type, first.link, first.site, devices, *prices))
     return tuple(found)
@@ -141,7 +141,8 @@ def _wires(cluster: Cluster, pools: tuple[Pool, ...]) -> Iterator[Wire]:
             yield Wire(f"into {pool.name}", frozenset((o, pool.name) for o in others), total)
 
 
-def _free_devices(cluster: Cluster, node: Node) -> tuple[Device, ...]:
+def free_devices(cluster: Cluster, node: Node) -> tuple[Device, ...]:
+    """Return the GPUs of a node that the cluster's limits leave to serve."""
     if cluster.library not in (None, node.gpu_type.library):
         return ()
     idle = set(cluster.limits.idle_devices)
