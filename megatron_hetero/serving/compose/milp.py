@@ -36,6 +36,11 @@ def serve_most(problem: Composing, gap: float = 1e-4, time_limit_s: float = inf)
     smaller = problem.without_dominated()
     found = _MilpProblem(smaller, is_cost=False).solve(gap, time_limit_s)
     if found is None or found.scale <= 0:
+        if not isfinite(problem.budget_per_hour):
+            raise InfeasiblePlanError(
+                "these machines have no room for replicas of all phases that the classes need; "
+                "give the classes later deadlines, or add machines"
+            )
         raise InfeasiblePlanError(
             f"{problem.budget_per_hour:g} an hour buys no set of replicas that serves every class; "
             "raise the budget, or leave out the class that needs the dearest machines"

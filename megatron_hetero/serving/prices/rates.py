@@ -66,7 +66,9 @@ class PhaseRates:
             return PhaseRate(self._prefill_per_s(kind), 0, first_s)
         if phase == "decode":
             return self._best_batch(kind, lambda batch: self._decoding(kind, batch), first_s)
-        return self._best_batch(kind, lambda batch: self._mixing(kind, batch), first_s)
+        best = self._best_batch(kind, lambda batch: self._mixing(kind, batch), first_s)
+        # Prompts beside decodes are too slow where prompts are long and answers short.
+        return self._one_at_a_time(kind, first_s) if best is NOTHING else best
 
     def first_token_s(self, kind: RequestClass) -> float:
         """Return the seconds to the first token of a request that is alone, in chunks."""
@@ -136,6 +138,14 @@ class PhaseRates:
         # Prompts that do not fit delay every step by the same ratio.
         between_s = self._between_s(batch, one) * wanted / taken
         return batch / (steps * between_s), between_s
+
+    def _one_at_a_time(self, kind: RequestClass, first_s: float) -> PhaseRate:
+        """Return the rate of requests that have the replica to themselves."""
+        between_s = self.alone_between_s(kind)
+        if between_s > kind.between_tokens_s:
+            return NOTHING
+        steps = max(0.0, kind.output_tokens.mean - 1)
+        return PhaseRate(1 / (first_s + steps * between_s), 1, first_s, between_s)
 
     def _between_s(self, batch: float, one: StepWork) -> float:
         """Return the seconds between a request's tokens, with the batch in one part for each

@@ -162,3 +162,18 @@ def test_deadlines_bound_the_batch_and_refuse_what_is_too_slow() -> None:
         1 / rates.rate("prefill", kind(9, 9)).per_s + 1 / rates.rate("decode", kind(9, 9)).per_s
     )
     assert free.per_s == pytest.approx(apart, rel=0.25)
+
+
+def test_a_replica_serves_one_request_at_a_time_where_no_two_keep_their_deadlines() -> None:
+    """Beside the decode of a short answer a long prompt would miss the deadline between tokens."""
+    price = PipelinePrice(_pipeline("H100-80GB", 1, 32), _served(), ENGINES["vllm"])
+    rates = PhaseRates(price)
+    lengths = TokenLengths(((8000, 1.0),)), TokenLengths(((4, 1.0),))
+    found = rates.rate("both", RequestClass("c", 1.0, *lengths, 4.0, 0.06))
+    alone_s = found.first_token_s + 3 * found.between_tokens_s
+    assert found.batch == 1
+    assert found.between_tokens_s <= 0.06
+    assert found.per_s == pytest.approx(1 / alone_s)
+    # Several at once serve more, where there is no deadline.
+    assert rates.rate("both", RequestClass("c", 1.0, *lengths)).per_s > found.per_s
+    assert rates.rate("both", RequestClass("c", 1.0, *lengths, 4.0, 1e-3)).per_s == 0
