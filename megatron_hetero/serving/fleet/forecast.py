@@ -13,8 +13,8 @@ from megatron_hetero.serving.simulate.run import FleetRun, Observer, SimulatedRe
 from megatron_hetero.serving.simulate.transfer import Transfers
 
 LEAST_REQUESTS, MOST_REQUESTS = 500, 1200
-LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
-"""Seconds of arrivals to simulate: queues take the time of some requests to fill."""
+LEAST_SECONDS = 20.0
+"""Requests and seconds of arrivals to simulate: queues take the time of some requests to fill."""
 
 
 def simulate(
@@ -41,7 +41,7 @@ def simulate(
     rate = load * sum(fleet.mix.demand)
     # At least 500 requests, and some 20 s unless these would bring more than 1200.
     usual_s = max(LEAST_REQUESTS / rate, min(LEAST_SECONDS, MOST_REQUESTS / rate))
-    span_s = seconds or min(MOST_SECONDS, usual_s)
+    span_s = seconds or usual_s
     requests = fleet.mix.arrivals(span_s, seed, load)
     run = FleetRun(
         simulated_replicas(fleet, found),

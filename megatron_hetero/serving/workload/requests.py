@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, takewhile
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class RequestMix:
 
     def arrivals(self, duration_s: float, seed: int, scale: float = 1.0) -> list[Request]:
         """Return the requests of some seconds, in the order of their arrival: those of the trace,
-        or of a Poisson process for each class.
+        which begins again where it ends, or of a Poisson process for each class.
 
         Args:
             duration_s: seconds of arrivals.
@@ -105,12 +106,7 @@ class RequestMix:
             scale: of the rates; a trace is sped up.
         """
         if self.trace:
-            # At twice the rates a trace takes half the time.
-            return [
-                Request(r.arrival_s / scale, r.class_index, r.input_tokens, r.output_tokens)
-                for r in self.trace
-                if r.arrival_s / scale < duration_s
-            ]
+            return list(takewhile(lambda r: r.arrival_s < duration_s, self._rounds(scale)))
         found: list[Request] = []
         for index, kind in enumerate(self.classes):
             if kind.rate_per_s <= 0:
@@ -123,6 +119,16 @@ class RequestMix:
                 found.append(Request(now, index, *tokens))
                 now += rng.expovariate(scale * kind.rate_per_s)
         return sorted(found, key=lambda r: (r.arrival_s, r.class_index))
+
+    def _rounds(self, scale: float) -> Iterator[Request]:
+        """Yield the requests of the trace, again and again."""
+        # A mean gap lies behind the last request, too, as in the rates of its classes.
+        span_s = len(self.trace) / sum(self.demand)
+        for number in count():
+            for r in self.trace:
+                # At twice the rates a trace takes half the time.
+                at = (number * span_s + r.arrival_s) / scale
+                yield Request(at, r.class_index, r.input_tokens, r.output_tokens)
 
 
 def quantised(tokens: Sequence[int], most_values: int = 16) -> TokenLengths:

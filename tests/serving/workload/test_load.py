@@ -117,6 +117,11 @@ def test_a_trace_becomes_classes_by_length_with_its_rate_and_its_longest(tmp_pat
     assert max(c.input_tokens.most for c in mix.classes) == 199
     assert all(c.first_token_s == 1 and math.isinf(c.between_tokens_s) for c in mix.classes)
     assert mix.arrivals(3.0, seed=0)[-1].arrival_s < 3.0
+    # Twice the rates for as long as 250 requests take: the trace begins again, half way for good.
+    requests = mix.arrivals(6.25, seed=0, scale=2.0)
+    assert len(requests) == pytest.approx(250, abs=4)
+    assert requests[100].arrival_s == pytest.approx(len(mix.trace) / sum(mix.demand) / 2)
+    assert [r.input_tokens for r in requests[100:200]] == [r.input_tokens for r in mix.trace]
     same = "arrival_s,input_tokens,output_tokens\n1,4,2\n1,4,2\n"
     _write(tmp_path / "t.csv", same)
     with pytest.raises(WorkloadError, match="same moment"):

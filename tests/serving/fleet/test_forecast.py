@@ -1,0 +1,36 @@
+"""How much of a workload is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.serving.compose.milp import serve_most
+from megatron_hetero.serving.fleet.forecast import simulate
+from megatron_hetero.serving.fleet.offers import make_fleet
+from megatron_hetero.serving.prices.engine import ENGINES
+from megatron_hetero.serving.prices.served import load_served
+from megatron_hetero.serving.workload.load import load_request_mix
+from megatron_hetero.serving.workload.requests import RequestMix
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving"
+CLUSTER = load_cluster(EXAMPLE / "cluster.yaml")
+MIX = load_request_mix(EXAMPLE / "workload.yaml")
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1.0])
+def test_a_workload_of_few_requests_is_simulated_for_as_many_as_any(rate: float) -> None:
+    kind = replace(MIX.classes[0], rate_per_s=rate)
+    poisson = RequestMix((kind,))
+    # A trace of 20 requests is shorter than a simulation.
+    trace = RequestMix((kind,), tuple(poisson.arrivals(20 / rate, seed=1)))
+    one = replace(CLUSTER, nodes=CLUSTER.nodes[:1])
+    for mix in (poisson, trace):
+        fleet = make_fleet(one, load_served(EXAMPLE, None, "16-bit"), ENGINES["vllm"], mix)
+        found = serve_most(fleet.composing())
+        outcome, seconds = simulate(fleet, found)
+        assert seconds == pytest.approx(500 / rate)
+        assert outcome.overall.num_requests == pytest.approx(500, rel=0.15)
