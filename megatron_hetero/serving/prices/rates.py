@@ -17,9 +17,6 @@ from megatron_hetero.serving.prices.steps import PipelinePrice
 from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.workload.requests import RequestClass
 
-_UNLIMITED = 1e9
-"""Requests per second of a phase in which a class has nothing to do."""
-
 
 @dataclass(frozen=True)
 class PhaseRate:
@@ -115,10 +112,11 @@ class PhaseRates:
 
     def _decoding(self, kind: RequestClass, batch: float) -> tuple[float, float]:
         """Return (requests per second, seconds between tokens) of decoding alone."""
-        # The first token comes from prefill.
-        steps = kind.output_tokens.mean - 1
+        # The first token comes from prefill; an answer of one token takes a step here, too, as the
+        # decoder gives out all tokens.
+        steps = max(1.0, kind.output_tokens.mean - 1)
         between_s = self._between_s(batch, StepWork(1.0, 1.0, 0.0, kind.mean_context))
-        return (batch / (steps * between_s) if steps > 0 else _UNLIMITED), between_s
+        return batch / (steps * between_s), between_s
 
     def _mixing(self, kind: RequestClass, batch: float) -> tuple[float, float]:
         """Return the same of steps that decode and prefill: as many prompts as requests end."""

@@ -9,12 +9,13 @@ import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.serving.compose.milp import serve_most
+from megatron_hetero.serving.fleet.api import planned_fleet
 from megatron_hetero.serving.fleet.forecast import simulate
 from megatron_hetero.serving.fleet.offers import make_fleet
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.served import load_served
 from megatron_hetero.serving.workload.load import load_request_mix
-from megatron_hetero.serving.workload.requests import RequestMix
+from megatron_hetero.serving.workload.requests import RequestClass, RequestMix, TokenLengths
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving"
 CLUSTER = load_cluster(EXAMPLE / "cluster.yaml")
@@ -34,3 +35,14 @@ def test_a_workload_of_few_requests_is_simulated_for_as_many_as_any(rate: float)
         outcome, seconds = simulate(fleet, found)
         assert seconds == pytest.approx(500 / rate)
         assert outcome.overall.num_requests == pytest.approx(500, rel=0.15)
+
+
+def test_answers_of_one_token_are_served() -> None:
+    """Decode has a step for them too: a decoder that took no time was no replica of the plan."""
+    one = TokenLengths(((1, 1.0),))
+    mix = RequestMix((RequestClass("c", 1.0, one, one),))
+    first = replace(CLUSTER, nodes=CLUSTER.nodes[:1])
+    cluster = first.without([f"{CLUSTER.nodes[0].name}:{index}" for index in (1, 2, 3)])
+    plan, _, found = planned_fleet(cluster, load_served(EXAMPLE, None, "16-bit"), mix)
+    assert [replica.phase for replica in plan.replicas] == ["both"]
+    assert found.outcome.overall.num_requests > 1000
