@@ -14,6 +14,9 @@ from megatron_hetero.serving.launch.processes import (
     visible_gpus,
 )
 
+_RANK_PORTS = 1000
+"""Between the ports of a replica's ranks: each rank listens, and several may share a machine."""
+
 
 def sglang_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
     """Return the command of one process.
@@ -25,7 +28,7 @@ def sglang_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
     environment = dict(visible_gpus(process))
     argv = [
         "python3", "-m", "sglang.launch_server", "--model-path", plan.model.source,
-        "--host", process.host, "--port", str(process.port),
+        "--host", process.host, "--port", str(process.port + _RANK_PORTS * process.rank),
         "--tp-size", str(replica.width), "--pp-size", str(len(replica.stages)),
         "--mem-fraction-static", f"{settings.memory_part:g}",
         "--page-size", str(settings.block_tokens),

@@ -1,4 +1,4 @@
-"""Routers of fleets with prefill apart."""
+"""Routers of fleets with prefill apart, and ports."""
 
 from __future__ import annotations
 
@@ -78,3 +78,26 @@ def test_a_hand_over_between_replicas_that_are_not_there_is_refused(plan: Servin
     for pair in (HandOver("x", "z", (1.0,)), HandOver("x", "y", (1.0, 1.0))):
         with pytest.raises(PlanFormatError, match="hand_overs"):
             check_plan(replace(plan, hand_overs=(pair,)))
+
+
+def test_ranks_of_sglang_on_one_machine_listen_on_ports_of_their_own(plan: ServingPlan) -> None:
+    """Ranks above 0 answer questions after their health; they would find the port taken."""
+    gpus = (("x", 0), ("x", 1), ("y", 0), ("y", 1))
+    stages = tuple(PlannedStage((f"{h}:{i}",), h, "H100-80GB", 1) for h, i in gpus)
+    one = replace(plan.replicas[0], name="one", phase="both", stages=stages)
+    other = replace(one, name="two", stages=tuple(
+        replace(s, devices=(f"{s.host}:{i + 2}",)) for s, (_, i) in zip(stages, gpus, strict=True)
+    ))  # fmt: skip
+    files = _files(
+        replace(
+            plan, replicas=(one, other), hand_overs=(), model=replace(plan.model, num_layers=4)
+        ),
+        "sglang",
+    )
+    listening = [
+        (text.split("--host ")[1].split()[0], text.split("--port ")[1].split()[0])
+        for text in files.values()
+        if "sglang.launch_server" in text
+    ]
+    assert len(listening) == len(set(listening)) == 8
+    assert "http://x:8100 http://x:8101" in files["router.sh"]
