@@ -141,21 +141,24 @@ def _hand_over(plan: ServingPlan, gpus: dict[str, GpuType]) -> Iterator[Finding]
 
 def _hand_over_links(plan: ServingPlan, cluster: Cluster) -> Iterator[Finding]:
     """Yield each slow link from a machine for prefill to a machine for decode."""
-    # A replica hands over from, and to, the machine of its first stage.
-    machines = {
-        phase: {
-            cluster.node_of(r.stages[0].devices[0]).name
-            for r in plan.replicas
-            if r.phase == phase and r.stages[0].devices[0] in cluster.device_by_name
+    # A replica hands over from, and to, the machine of its first stage.  A router pairs any two
+    # replicas of its group.
+    pairs = set()
+    for group in plan.hand_over_groups:
+        machines = {
+            phase: {
+                cluster.node_of(r.stages[0].devices[0]).name
+                for r in plan.replicas
+                if r.phase == phase
+                and (phase, r.place) in group
+                and r.stages[0].devices[0] in cluster.device_by_name
+            }
+            for phase in ("prefill", "decode")
         }
-        for phase in ("prefill", "decode")
-    }
+        pairs |= {(a, b) for a in machines["prefill"] for b in machines["decode"] if a != b}
     slow = [
-        (a, b)
-        for a in sorted(machines["prefill"])
-        for b in sorted(machines["decode"])
-        if a != b and cluster.node_links[a, b].bytes_per_s < _SLOW_HAND_OVER
-    ]
+        pair for pair in sorted(pairs) if cluster.node_links[pair].bytes_per_s < _SLOW_HAND_OVER
+    ]  # fmt: skip
     if slow:
         a, b = slow[0]
         rate = cluster.node_links[a, b].bytes_per_s * 8e-9

@@ -174,6 +174,19 @@ class ServingPlan:
         """Return whether some replicas only prefill."""
         return any(replica.phase == "prefill" for replica in self.replicas)
 
+    @property
+    def hand_over_groups(self) -> list[set[tuple[str, str]]]:
+        """Return the parts of the fleet that hand over inside alone, as sets of (phase, place)."""
+        groups: list[set[tuple[str, str]]] = []
+        for pair in self.hand_overs:
+            joined = {("prefill", pair.sender), ("decode", pair.receiver)}
+            for group in [g for g in groups if g & joined]:
+                groups.remove(group)
+                joined |= group
+            groups.append(joined)
+        # Plans of older versions do not say who hands over to whom.
+        return groups or [{(r.phase, r.place) for r in self.replicas if r.phase != "both"}]
+
 
 def check_plan(plan: ServingPlan, source: str = "plan") -> None:
     """Check every invariant of a serving plan.

@@ -120,22 +120,12 @@ def apart_groups(
     each part of the fleet that hands nothing over to the others, as places far apart do: a router
     of all would.  The name of the first is "prefill", of others "prefill-2" and so on."""
     every = {phase: entries(processes, phase) for phase in ("prefill", "decode")}
-    groups: list[set[tuple[str, str]]] = []
-    for pair in plan.hand_overs:
-        joined = {("prefill", pair.sender), ("decode", pair.receiver)}
-        for group in [g for g in groups if g & joined]:
-            groups.remove(group)
-            joined |= group
-        groups.append(joined)
-    # Plans of older versions do not say who hands over to whom.
-    if not groups:
-        groups = [{(p.replica.phase, p.replica.place) for side in every.values() for p in side}]
     return {
         f"prefill-{number}" if number > 1 else "prefill": {
             phase: [p for p in side if (phase, p.replica.place) in group]
             for phase, side in every.items()
         }
-        for number, group in enumerate(groups, 1)
+        for number, group in enumerate(plan.hand_over_groups, 1)
     }
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.serving.checks import check_fleet
 from megatron_hetero.serving.fleet.file import load_serving_plan
 from megatron_hetero.serving.fleet.plan import (
     HandOver,
@@ -72,6 +74,22 @@ def test_parts_that_a_hand_over_joins_have_one_router(plan: ServingPlan) -> None
     for made in (joined, replace(plan, hand_overs=())):
         names = [name for name in _files(made, "vllm") if name.startswith("router")]
         assert names == ["router-prefill-decode.sh"]
+
+
+def test_doctor_names_slow_links_that_hand_overs_may_take_alone(
+    plan: ServingPlan, tmp_path: Path
+) -> None:
+    link = "{bandwidth: 400 GB/s, latency: 3 us}"
+    (tmp_path / "cluster.yaml").write_text(
+        "version: 1\nnodes:\n  - {name: x, gpu: H100-80GB, count: 2}\n"
+        "  - {name: y, gpu: H100-80GB, count: 2}\n"
+        f"links:\n  inside_node: {{H100-80GB: {link}}}\n"
+        "  between_nodes: {bandwidth: 1 Gb/s, latency: 1 ms}\n"
+    )
+    cluster = load_cluster(tmp_path / "cluster.yaml")
+    joined = replace(plan, hand_overs=(*plan.hand_overs, HandOver("x", "y", (0.1,))))
+    for made, number in ((plan, 0), (joined, 1), (replace(plan, hand_overs=()), 1)):
+        assert [f.id for f in check_fleet(made, cluster)].count("serve-kv-link") == number
 
 
 def test_a_hand_over_between_replicas_that_are_not_there_is_refused(plan: ServingPlan) -> None:
