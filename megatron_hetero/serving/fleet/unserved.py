@@ -26,6 +26,16 @@ def beyond_positions(served: ServedModel, mix: RequestMix) -> Iterator[str]:
             )
 
 
+def not_stored(served: ServedModel) -> Iterator[str]:
+    """Yield a note on weights in a format that engines cannot make of the checkpoint's."""
+    # Weights of 16 bits are made fp8 as they are loaded; int4 needs a calibrated checkpoint.
+    if served.weights == "int4" and served.stored is None:
+        yield (
+            f"{served.source} has no quantization_config: engines load 16-bit weights from it; for "
+            "this plan give them a checkpoint in int4 (AWQ, GPTQ)"
+        )
+
+
 def refuse_unserved(fleet: Fleet) -> None:
     """Refuse a workload with a class that no replica serves, and say what of it is too much.
 

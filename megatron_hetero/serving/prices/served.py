@@ -34,6 +34,7 @@ class ServedModel:
         weights: format of the matrices of layers; embedding and head stay in 16 bits.
         keys_values: format of the KV cache.
         most_tokens: tokens of a request that the model has positions for; None where that is open.
+        stored: format of the checkpoint's matrices; None: its config names none.
     """
 
     model: ModelSpec
@@ -41,6 +42,7 @@ class ServedModel:
     weights: WeightFormat = "16-bit"
     keys_values: KvFormat = "16-bit"
     most_tokens: int | None = None
+    stored: WeightFormat | None = None
 
     @property
     def weight_bytes(self) -> float:
@@ -141,7 +143,7 @@ def load_served(path: Path | str, weights: str | None, keys_values: str) -> Serv
     is_plain &= "--rotary-seq-len-interpolation-factor" not in workload.megatron_args
     most = model.max_position_embeddings if is_plain else None
     chosen = weights or own or "16-bit"
-    return ServedModel(model, source, chosen, keys_values, most)  # type: ignore[arg-type]
+    return ServedModel(model, source, chosen, keys_values, most, own)  # type: ignore[arg-type]
 
 
 def _own_format(file: Path, wanted: str | None) -> WeightFormat | None:

@@ -13,7 +13,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.fleet.offers import make_fleet
-from megatron_hetero.serving.fleet.unserved import beyond_positions, refuse_unserved
+from megatron_hetero.serving.fleet.unserved import beyond_positions, not_stored, refuse_unserved
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.served import load_served
 from megatron_hetero.serving.workload.load import load_request_mix
@@ -61,3 +61,13 @@ def test_a_class_without_deadlines_is_served() -> None:
     classes = tuple(replace(c, first_token_s=inf, between_tokens_s=inf) for c in MIX.classes)
     mix = replace(MIX, classes=classes)
     refuse_unserved(make_fleet(CLUSTER, SERVED, ENGINES["vllm"], mix))
+
+
+def test_int4_of_a_checkpoint_without_it_is_noted(tmp_path: Path) -> None:
+    config = json.loads((EXAMPLE / "config.json").read_text())
+    assert "16-bit weights" in next(not_stored(load_served(EXAMPLE, "int4", "16-bit")))
+    # vLLM and SGLang make fp8 of 16 bits themselves.
+    assert not list(not_stored(load_served(EXAMPLE, "fp8", "16-bit")))
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not list(not_stored(load_served(tmp_path, None, "16-bit")))
