@@ -130,7 +130,8 @@ def one_process_job(
 
 
 def _small(flags: Sequence[str]) -> list[str]:
-    """`SMALL`, without what is given by another name: the job's length in samples, a sequence's, batches."""
+    """`SMALL`, without what is given by another name: the lengths of the job and of a sequence, and
+    batches."""
     names = {flag.partition("=")[0] for flag in flags}
     replaced = {small for other, small in _INSTEAD.items() if other in names}
     return [f for f in SMALL if f.partition("=")[0] not in replaced]

@@ -74,7 +74,7 @@ def test_it_trains_and_resumes_as_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "validation",
-    ["--eval-global-batch-size=6"],
+    ["--eval-global-batch-size=6", "--eval-global-batch-size=12 --eval-micro-batch-size=2"],
 )
 def test_the_log_of_a_small_batch_is_that_of_one_process(validation: str, tmp_path: Path) -> None:
     """Routing losses are means over the micro-batches of the step, and validation has its own
