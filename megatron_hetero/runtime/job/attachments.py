@@ -164,21 +164,12 @@ def _checkpoints(context: RankContext) -> None:
 
 def _expert_routing(context: RankContext) -> None:
     if context.args.num_experts is not None:
-        experts.follow_routing(_part_of_a_micro_batch(context), context.groups, context.args)
+        experts.follow_routing(context.groups, context.args)
 
 
 def _further_tokens(context: RankContext) -> None:
     if context.args.mtp_num_layers:
-        prediction.follow_losses(context.groups, _part_of_a_micro_batch(context))
-
-
-def _part_of_a_micro_batch(context: RankContext) -> float:
-    """Count the micro-batches of this rank's size in a step, for each one that the job runs.
-
-    Growing batches keep the proportion.
-    """
-    run = sum(replica.num_micro_batches for replica in context.plan.replicas)
-    return global_batch_size(context.plan) / context.args.micro_batch_size / run
+        prediction.follow_losses(context.groups, context.args.micro_batch_size)
 
 
 def _dumps(context: RankContext) -> None:

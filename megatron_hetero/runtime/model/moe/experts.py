@@ -140,18 +140,17 @@ class JobMoEMetrics(MoEMetricsTracker):
     """Megatron's tracker of routing losses, summed over a job whose pipelines have no groups.
 
     Megatron sums over the pipeline and the tensor-parallel group, takes the mean over replicas of
-    equally many micro-batches, and divides by their number. Here replicas have unequal numbers, so
-    the sum over the job is divided by all of them.
+    equally many micro-batches, and divides by their number. Here replicas have unlike numbers, and
+    sizes, of micro-batches, so that each counts by its sequences.
 
     Args:
-        part: micro-batches of this rank's size in a step, for each one that the job runs; the
-            caller divides by the former.
         groups: the groups of this rank.
+        size: sequences in a micro-batch of this rank.
     """
 
-    def __init__(self, part: float, groups: RankGroups) -> None:
+    def __init__(self, groups: RankGroups, size: int) -> None:
         super().__init__()
-        self._part = part
+        self._size = size
         # Ranks of this stage, each with its own part of the tokens.
         self._num_parts = groups.stage.size()
 
@@ -160,14 +159,16 @@ class JobMoEMetrics(MoEMetricsTracker):
             entry = self._metrics[name]
             # Megatron's losses of balance are each rank's part; others are means of its tokens.
             is_part = entry.reduce_group is not None
-            entry.values.mul_(self._part if is_part else self._part / self._num_parts)
+            entry.values.mul_(self._size if is_part else self._size / self._num_parts)
             dist.all_reduce(entry.values)
+            # The caller divides by the step's micro-batches of this rank's size.
+            entry.values.div_(self._size)
 
 
-def follow_routing(part: float, groups: RankGroups, args: Any) -> None:
-    """Sum the routing losses of Megatron's log (`part` as in `JobMoEMetrics`), drop tokens and
-    share experts out, as the whole job does."""
-    set_moe_metrics_tracker(JobMoEMetrics(part, groups))
+def follow_routing(groups: RankGroups, args: Any) -> None:
+    """Sum the routing losses of Megatron's log, drop tokens and share experts out, as the whole job
+    does."""
+    set_moe_metrics_tracker(JobMoEMetrics(groups, args.micro_batch_size))
     if args.moe_expert_capacity_factor is not None and groups.tensor.size() > 1:
         token_dropping.apply(groups.tensor)
     if "sinkhorn" in _names(args.moe_router_load_balancing_type) and groups.tensor.size() > 1:
