@@ -66,6 +66,10 @@ def load_checkpoint(
     args = get_args()
     folder = getattr(args, load_arg)
     has_tracker = folder is not None and checkpoint_exists(folder)
+    # Megatron begins from another folder where this one has nothing yet.
+    if not has_tracker and args.pretrained_checkpoint is not None:
+        folder = args.pretrained_checkpoint
+        has_tracker = checkpoint_exists(folder)
     # Megatron by itself handles other formats, and says that a checkpoint is missing.
     if args.ckpt_format != "torch_dist" or not (has_tracker or (folder and args.ckpt_step)):
         return original(model, *given, load_arg=load_arg, **named)
