@@ -40,7 +40,11 @@ SMALL = (
 Megatron's own epsilon is less than the rounding, which then decides updates of whole steps where a
 gradient is all but zero: stock's third loss at width 2 was seen 1.2e-5 off that of one process.
 """
-_INSTEAD = {"--train-samples": "--train-iters", "--encoder-seq-length": "--seq-length"}
+_INSTEAD = {
+    "--train-samples": "--train-iters",
+    "--encoder-seq-length": "--seq-length",
+    "--step-batch-size-schedule": "--global-batch-size",
+}
 _VOCABULARY = "--make-vocab-size-divisible-by"
 
 
@@ -126,7 +130,8 @@ def one_process_job(
 
 
 def _small(flags: Sequence[str]) -> list[str]:
-    """`SMALL`, without what is given by another name: the job's length in samples, a sequence's."""
+    """`SMALL`, without what is given by another name: the lengths of the job and of a sequence, and
+    batches."""
     names = {flag.partition("=")[0] for flag in flags}
     replaced = {small for other, small in _INSTEAD.items() if other in names}
     return [f for f in SMALL if f.partition("=")[0] not in replaced]

@@ -14,10 +14,11 @@ from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from tests.runtime.flag_runs import plan_job
 from tests.runtime.workloads import plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -68,3 +69,24 @@ def test_a_run_saves_and_ends_well(flags: Sequence[str], last: int, tmp_path: Pa
     assert (folder / "latest_checkpointed_iteration.txt").read_text() == str(last)
     log = (tmp_path / "run" / "rank-3.log").read_text()
     assert f"iteration {last:8d}/" in log and f"iteration {last + 1:8d}/" not in log
+
+
+def test_a_suspect_result_is_judged_by_all_ranks_of_the_same_plan(tmp_path: Path) -> None:
+    """Megatron saves before a step whose loss is no number twice, and asks for the job to be
+    resumed on other GPUs.  What each rank knows of the step is read by all ranks, or by none."""
+    save = tmp_path / "save"
+    flags = ["--lr=1e30", "--train-iters=6", f"--save={save}", "--save-interval=100"]
+
+    def log_of_an_end(name: str, layout: str, *more: str) -> str:
+        job = plan_job(tmp_path / name, [*flags, *more], layout)
+        with pytest.raises(RankFailedError, match="ended with status 16"):
+            run_jobs([job], 120)
+        return (job.directory / "rank-0.log").read_text()
+
+    asks = "Please resume the job from the checkpoint"
+    assert asks in log_of_an_end("first", LAYOUT)
+    resumed = log_of_an_end("same", LAYOUT, f"--load={save}")
+    assert "Getting RerunStateMachine state from checkpoint" in resumed
+    assert "Got rescheduled on the same GPU" in resumed
+    other = log_of_an_end("other", "tp1:1,tp2:3 @2 | tp1:4 @4", f"--load={save}")
+    assert "Rerun state will be ignored" in other and asks in other

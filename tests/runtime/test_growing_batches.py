@@ -17,6 +17,8 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.batches import batch_schedule, with_micro_batch_sizes
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.model.samples.data import Order, ReplicaSampler
+from tests.runtime.flag_effects import EXPERTS
+from tests.runtime.flag_runs import plan_and_one
 from tests.runtime.runs import train
 from tests.runtime.workloads import plan, workload
 
@@ -68,6 +70,23 @@ def test_it_trains_and_resumes_as_one_process(tmp_path: Path) -> None:
     resumed = train(tmp_path / "resumed", SECOND, [*base, vocabulary(SECOND), f"--load={saved}"])
     assert losses(resumed) == pytest.approx({s: losses(one)[s] for s in (3, 4)}, rel=1e-6)
     assert norms(resumed) == pytest.approx({s: norms(one)[s] for s in (3, 4)}, rel=2e-6)
+
+
+@pytest.mark.parametrize(
+    "validation",
+    ["--eval-global-batch-size=6", "--eval-global-batch-size=12 --eval-micro-batch-size=2"],
+)
+def test_the_log_of_a_small_batch_is_that_of_one_process(validation: str, tmp_path: Path) -> None:
+    """Routing losses are means over the micro-batches of the step, and validation has its own
+    batch."""
+    flags = [
+        *EXPERTS, "--moe-z-loss-coeff=0.01", "--train-samples=12", *validation.split(),
+        "--step-batch-size-schedule=0:3 96:6", "--eval-iters=1", "--eval-interval=2",
+    ]  # fmt: skip
+    ours, one = plan_and_one(tmp_path, flags)
+    for pattern in (r"load_balancing_loss: (\S+) ", r"z_loss: (\S+) ", r"loss value: (\S+) "):
+        assert len(ours.numbers(pattern)) >= 3, pattern
+        assert ours.numbers(pattern) == pytest.approx(one.numbers(pattern), rel=3e-6)
 
 
 def losses(ranks: list[RankRecord]) -> dict[int, float]:

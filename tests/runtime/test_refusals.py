@@ -114,6 +114,7 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
             "--dump-param-to-param-group-map with --use-distributed-optimizer: leave it out",
         ),
         (["--config-logger-dir=configs"], "--config-logger-dir: leave it out"),
+        (["--gpu-sniff-test-interval=1"], "--gpu-sniff-test-interval: leave it out"),
         (
             ["--dist-ckpt-strictness=raise_all"],
             "--dist-ckpt-strictness: leave it out, or use log_unexpected or log_all",

@@ -12,6 +12,7 @@ from megatron_hetero.files import content_hash
 from megatron_hetero.model.megatron_release import RELEASE
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.sharding.expert_groups import expert_group_of
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.running import explained, saves_on_sigterm, start_watch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
     from megatron_hetero.runtime.parallel.groups import RankGroups
     from megatron_hetero.runtime.parallel.pipeline import PipelineCommunicator
+    from megatron_hetero.runtime.state.choosing import UnlikeRanks
 
 
 class AsymmetricJob(FlagsOnPlan):
@@ -122,7 +124,8 @@ class AsymmetricJob(FlagsOnPlan):
         compile_helpers.apply()
         # Guard the folder of checkpoints before anything is written.
         plan_hash = content_hash(plan_to_data(self._plan))
-        saver = guard_checkpoints(plan_hash, self._arguments.faults.keep_checkpoints)
+        keep = self._arguments.faults.keep_checkpoints
+        saver = guard_checkpoints(plan_hash, keep, self._ranks(plan_hash))
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
         if self._world.rank == 0:
             saver.lock(self._args.save)
@@ -146,6 +149,14 @@ class AsymmetricJob(FlagsOnPlan):
                 pg_collection=groups.collection(),
                 skip_model_parallel_init=True,
             )
+
+    def _ranks(self, plan_hash: str) -> UnlikeRanks:
+        """Return what Megatron cannot know of the job's ranks when it loads a checkpoint."""
+        from megatron_hetero.runtime.state.choosing import UnlikeRanks
+
+        first = rank_table(self._plan)[0]
+        stages = self._plan.replicas[first.replica].stages
+        return UnlikeRanks(plan_hash, (stages[first.stage].shape.tensor_parallel, len(stages)))
 
     def _prepare(self, config: Any, timeout: timedelta) -> tuple[PipelineCommunicator, RankGroups]:
         """Build the plan's groups and boundaries, and attach all to Megatron.  Collective."""

@@ -164,14 +164,12 @@ def _checkpoints(context: RankContext) -> None:
 
 def _expert_routing(context: RankContext) -> None:
     if context.args.num_experts is not None:
-        experts.follow_routing(context.plan, context.groups, context.args)
+        experts.follow_routing(context.groups, context.args)
 
 
 def _further_tokens(context: RankContext) -> None:
     if context.args.mtp_num_layers:
-        run = sum(replica.num_micro_batches for replica in context.plan.replicas)
-        in_own = global_batch_size(context.plan) / context.args.micro_batch_size
-        prediction.follow_losses(context.groups, in_own / run)
+        prediction.follow_losses(context.groups, context.args.micro_batch_size)
 
 
 def _dumps(context: RankContext) -> None:

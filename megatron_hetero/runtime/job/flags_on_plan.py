@@ -164,29 +164,29 @@ class FlagsOnPlan:
         return self._precisions[self._position.replica][self._position.stage]
 
     def _follow_batches(self, args: Any) -> None:
-        """Set the global batches of training and validation under growing batches, or of validation
-        alone."""
-        # Without growing batches training has one batch; validation may have its own, and
-        # micro-batches of its own size.
-        if args.step_batch_size_schedule is None:
-            size, flag = args.eval_global_batch_size, "--eval-global-batch-size"
-            validation = with_batch(self._plan, size, flag)
-            of_validation = given_number(self._arguments.megatron, "--eval-micro-batch-size")
-            if of_validation not in (None, self._job_size):
-                validation = with_micro_batches(validation, of_validation, self._job_size)
-            if validation is not self._plan:
-                check_schedules(validation)
-                self._batches = replace(self._batches, validation=validation)
-            # Megatron's loop counts a validation step in micro-batches of this replica's size.
-            own = validation.replicas[self._position.replica].micro_batch_size
-            args.eval_micro_batch_size = own
-            return
-        # Growing batches: each batch has a plan of its own, whose schedule is checked as well.
-        self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
-        for plan in self._batches.plans:
-            check_schedules(plan)
-        # The last batch is the plan's own, and validation has no other.
-        args.global_batch_size = args.eval_global_batch_size = global_batch_size(self._plan)
+        """Set the global batches of training, which may grow, and of validation."""
+        whole = global_batch_size(self._plan)
+        if args.step_batch_size_schedule is not None:
+            # Each batch has a plan of its own, whose schedule is checked as well.
+            text = args.step_batch_size_schedule
+            self._batches = batch_schedule(text, args.seq_length, self._plan)
+            for plan in self._batches.plans:
+                check_schedules(plan)
+            # Megatron refuses the flag beside a schedule, and takes a micro-batch for the batch.
+            args.global_batch_size = whole
+            own_size = given_number(self._arguments.megatron, "--eval-global-batch-size")
+            args.eval_global_batch_size = whole if own_size is None else own_size
+        # Validation may have a batch of its own, and micro-batches of its own size.
+        validation = with_batch(self._plan, args.eval_global_batch_size, "--eval-global-batch-size")
+        of_validation = given_number(self._arguments.megatron, "--eval-micro-batch-size")
+        if of_validation not in (None, self._job_size):
+            validation = with_micro_batches(validation, of_validation, self._job_size)
+        if validation is not self._plan:
+            check_schedules(validation)
+            self._batches = replace(self._batches, validation=validation)
+        # Megatron's loop counts a validation step in micro-batches of this replica's size.
+        own = validation.replicas[self._position.replica].micro_batch_size
+        args.eval_micro_batch_size = own
 
     def _check_optimizer_shares(self) -> None:
         if not self._divides_optimizer and len(set(optimizer_weights(self._plan))) > 1:

@@ -39,7 +39,7 @@ def one_embedding_hook(model: list[Any]) -> list[Any]:
     return model
 
 
-def follow_losses(groups: RankGroups, part: float) -> None:
-    """Log the losses of further tokens of the whole job (`part` as in `mtp_losses.apply`)."""
+def follow_losses(groups: RankGroups, size: int) -> None:
+    """Log the losses of further tokens of the whole job (`size` as in `mtp_losses.apply`)."""
     if groups.last_stages is not None:
-        mtp_losses.apply(groups.last_stages, groups.tensor.size(), part)
+        mtp_losses.apply(groups.last_stages, groups.tensor.size(), size)

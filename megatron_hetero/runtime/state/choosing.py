@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,21 +34,48 @@ from megatron_hetero.runtime.state.metadata_reading import read_metadata
 _NONE, _RELEASE = -1, -2
 
 
+@dataclass(frozen=True)
+class UnlikeRanks:
+    """A job whose ranks have stages of unlike width: the hash of its plan, and rank 0's
+    (tensor-parallel, pipeline) sizes."""
+
+    plan_hash: str
+    sizes_of_rank_0: tuple[int, int]
+
+
 def load_checkpoint(
-    original: Callable[..., Any], model: Any, *given: Any, load_arg: str = "load", **named: Any
+    original: Callable[..., Any],
+    model: Any,
+    *given: Any,
+    load_arg: str = "load",
+    ranks: UnlikeRanks | None = None,
+    **named: Any,
 ) -> Any:
     """Megatron's `load_checkpoint` of a checkpoint that is whole.
 
+    Args:
+        original: Megatron's function.
+        model: as Megatron's.
+        given: as Megatron's.
+        load_arg: as Megatron's.
+        ranks: what Megatron cannot know of this job's ranks; None for a job of stock Megatron.
+        named: as Megatron's.
     Raises:
         CheckpointError: no such checkpoint is there; names every fault of every file.
     """
     args = get_args()
     folder = getattr(args, load_arg)
     has_tracker = folder is not None and checkpoint_exists(folder)
+    # Megatron begins from another folder where this one has nothing yet.
+    if not has_tracker and args.pretrained_checkpoint is not None:
+        folder = args.pretrained_checkpoint
+        has_tracker = checkpoint_exists(folder)
     # Megatron by itself handles other formats, and says that a checkpoint is missing.
     if args.ckpt_format != "torch_dist" or not (has_tracker or (folder and args.ckpt_step)):
         return original(model, *given, load_arg=load_arg, **named)
-    with _step_for_megatron(args, sound_step(Path(folder), args.ckpt_step, _may_fall_back(args))):
+    step = sound_step(Path(folder), args.ckpt_step, _may_fall_back(args))
+    sizes = None if ranks is None else _sizes_for_megatron(Path(folder), step, ranks)
+    with _step_for_megatron(args, step), _alike_on_all_ranks(args, sizes):
         try:
             return original(model, *given, load_arg=load_arg, **named)
         except CheckpointException as error:
@@ -69,6 +97,35 @@ def _step_for_megatron(args: Any, step: int | None) -> Iterator[None]:
         yield
     finally:
         args.ckpt_step = asked
+
+
+def _sizes_for_megatron(folder: Path, step: int | None, ranks: UnlikeRanks) -> tuple[int, int]:
+    """The sizes that all ranks compare with rank 0's of the checkpoint.  Collective.
+
+    What a rank knows of a suspect result (`--rerun-mode`) has a meaning under the same plan alone;
+    sizes of no rank keep it out otherwise.
+    """
+
+    def is_same_plan() -> int:
+        at = _first_choice(folder, None) if step is None else step
+        path = folder / "release" if at == _RELEASE else folders.step_folder(folder, at)
+        return int(has_manifest(path) and read_manifest(path).plan == ranks.plan_hash)
+
+    return ranks.sizes_of_rank_0 if _agreed(is_same_plan) else (0, 0)
+
+
+@contextmanager
+def _alike_on_all_ranks(args: Any, sizes: tuple[int, int] | None) -> Iterator[None]:
+    """Give all ranks the same `sizes`: Megatron decides by them what is read, on every rank."""
+    if sizes is None:
+        yield
+        return
+    own = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    args.tensor_model_parallel_size, args.pipeline_model_parallel_size = sizes
+    try:
+        yield
+    finally:
+        args.tensor_model_parallel_size, args.pipeline_model_parallel_size = own
 
 
 def sound_step(folder: Path, asked: int | None, may_fall_back: bool) -> int | None:

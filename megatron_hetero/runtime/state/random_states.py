@@ -79,13 +79,15 @@ class RandomStates:
         """Restore the states in `state_dict`, or seed anew; return its other entries."""
         own = {key: value for key, value in state_dict.items() if key.startswith(f"{PREFIX}.")}
         rest = {key: value for key, value in state_dict.items() if key not in own}
-        if not self.is_loaded:
+        args = get_args()
+        # Megatron sets the flag itself where it begins from --pretrained-checkpoint.
+        if not self.is_loaded or args.finetune:
             return rest
         if own:
             set_states({key.removeprefix(f"{PREFIX}."): value for key, value in own.items()})
         else:
             seed_anew(self.position.replica)
-        unmatched, args = self._unmatched(metadata), get_args()
+        unmatched = self._unmatched(metadata)
         if unmatched and (args.hidden_dropout or args.attention_dropout):
             print_rank_0(
                 "> megatron-hetero: the checkpoint has no random states for replica "

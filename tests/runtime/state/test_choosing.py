@@ -152,7 +152,7 @@ def test_megatron_is_told_the_step_for_the_time_of_loading(
 ) -> None:
     args = SimpleNamespace(
         load=str(saved(tmp_path, 10)), ckpt_format="torch_dist", ckpt_step=None,
-        use_checkpoint_args=False,
+        use_checkpoint_args=False, pretrained_checkpoint=None,
     )  # fmt: skip
     monkeypatch.setattr(global_vars, "_GLOBAL_ARGS", args)
     monkeypatch.setattr(choosing, "sound_step", lambda folder, asked, may_fall_back: 7)
@@ -167,3 +167,22 @@ def test_megatron_is_told_the_step_for_the_time_of_loading(
     args.ckpt_format = "torch"  # not ours to check
     load_checkpoint(original, "m", 1)
     assert seen[1] == ("m", (1,), "load", None)
+
+
+def test_a_pretrained_checkpoint_is_checked_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrained = saved(tmp_path, 10)
+    args = SimpleNamespace(
+        load=str(tmp_path / "nothing"), ckpt_format="torch_dist", ckpt_step=None,
+        use_checkpoint_args=False, pretrained_checkpoint=str(pretrained),
+    )  # fmt: skip
+    monkeypatch.setattr(global_vars, "_GLOBAL_ARGS", args)
+    looked_at = []
+    monkeypatch.setattr(choosing, "sound_step", lambda folder, *rest: looked_at.append(folder))
+    load_checkpoint(lambda model, load_arg: None, "m")
+    assert looked_at == [pretrained]
+    # Once the job has saved something of its own, that counts.
+    args.load = str(saved(tmp_path / "own", 20))
+    load_checkpoint(lambda model, load_arg: None, "m")
+    assert looked_at[1:] == [Path(args.load)]

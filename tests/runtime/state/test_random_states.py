@@ -19,6 +19,7 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.state.random_states import current_states, replica_stages, set_states
+from tests.runtime.flag_runs import plan_job, read_log
 from tests.runtime.runs import train, whole_weights
 from tests.runtime.workloads import plan, workload
 
@@ -64,6 +65,22 @@ def test_dropout_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert "no random states for replica 0 of this plan" in log("another")
     assert whole_weights(another, SAVED_AT) == whole_weights(whole, SAVED_AT)
     assert losses(another)[SAVED_AT + 1] == pytest.approx(losses(whole)[SAVED_AT + 1], rel=0.05)
+
+
+def test_a_pretrained_model_is_tuned_with_states_of_the_start(tmp_path: Path) -> None:
+    """`--pretrained-checkpoint` is `--finetune` of that folder as long as --load has nothing."""
+    folder = tmp_path / "saved"
+    flags = ["--hidden-dropout=0.2", "--train-iters=2"]
+    run_jobs([plan_job(tmp_path / "first", [*flags, f"--save={folder}", "--save-interval=2"])], 120)
+    tuned = {
+        "flag": ["--finetune", f"--load={folder}"],
+        "folder": [f"--pretrained-checkpoint={folder}", "--load=nothing"],
+    }
+    jobs = [plan_job(tmp_path / name, [*flags, *more]) for name, more in tuned.items()]
+    run_jobs(jobs, 120)
+    by_flag, by_folder = (read_log(job).losses for job in jobs)
+    assert len(by_flag) == 2
+    assert by_folder == by_flag
 
 
 @pytest.mark.parametrize(

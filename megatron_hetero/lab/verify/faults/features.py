@@ -74,8 +74,8 @@ def log_wrong_further_losses() -> None:
 
     apply = mtp_losses.apply
 
-    def broken(last_stages: Any, width: int, part: float) -> None:
-        apply(last_stages, width, part * 1.01)
+    def broken(last_stages: Any, width: float, size: int) -> None:
+        apply(last_stages, width / 1.01, size)
 
     mtp_losses.apply = broken
 

@@ -141,6 +141,12 @@ REFUSED: tuple[Rule, ...] = (
         "leave it out, or use log_unexpected or log_all; a plan's checkpoint has entries of its "
         "own, which would be taken for faults",
     ),
+    (
+        "--gpu-sniff-test-interval",
+        lambda a: a.gpu_sniff_test_interval is not None,
+        "leave it out; ranks of a wide stage would wait for reports that narrow stages do not "
+        "have. megatron-hetero probe measures GPUs and links before the job",
+    ),
     # The order of a plan says when weight gradients are made.
     ("--delay-wgrad-compute", lambda a: getattr(a, "delay_wgrad_compute", False), "leave it out"),
     (

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.moe.moe_logging import MoEMetricsTracker, set_moe_metrics_tracker
 
 from megatron_hetero.errors import UnsupportedError
@@ -141,31 +140,35 @@ class JobMoEMetrics(MoEMetricsTracker):
     """Megatron's tracker of routing losses, summed over a job whose pipelines have no groups.
 
     Megatron sums over the pipeline and the tensor-parallel group, takes the mean over replicas of
-    equally many micro-batches, and divides by their number. Here replicas have unequal numbers, so
-    the sum over the job is divided by all of them.
+    equally many micro-batches, and divides by their number. Here replicas have unlike numbers, and
+    sizes, of micro-batches, so that each counts by its sequences.
+
+    Args:
+        groups: the groups of this rank.
+        size: sequences in a micro-batch of this rank.
     """
 
-    def __init__(self, plan: Plan, groups: RankGroups) -> None:
+    def __init__(self, groups: RankGroups, size: int) -> None:
         super().__init__()
-        self._num_micro_batches = sum(replica.num_micro_batches for replica in plan.replicas)
+        self._size = size
         # Ranks of this stage, each with its own part of the tokens.
         self._num_parts = groups.stage.size()
 
     def _sync_metrics(self, metric_names: list[str], pg_collection: Any = None) -> None:
-        # The caller divides by this rank's number.
-        weight = get_num_microbatches() / self._num_micro_batches
         for name in metric_names:
             entry = self._metrics[name]
             # Megatron's losses of balance are each rank's part; others are means of its tokens.
             is_part = entry.reduce_group is not None
-            entry.values.mul_(weight if is_part else weight / self._num_parts)
+            entry.values.mul_(self._size if is_part else self._size / self._num_parts)
             dist.all_reduce(entry.values)
+            # The caller divides by the step's micro-batches of this rank's size.
+            entry.values.div_(self._size)
 
 
-def follow_routing(plan: Plan, groups: RankGroups, args: Any) -> None:
+def follow_routing(groups: RankGroups, args: Any) -> None:
     """Sum the routing losses of Megatron's log, drop tokens and share experts out, as the whole job
     does."""
-    set_moe_metrics_tracker(JobMoEMetrics(plan, groups))
+    set_moe_metrics_tracker(JobMoEMetrics(groups, args.micro_batch_size))
     if args.moe_expert_capacity_factor is not None and groups.tensor.size() > 1:
         token_dropping.apply(groups.tensor)
     if "sinkhorn" in _names(args.moe_router_load_balancing_type) and groups.tensor.size() > 1:

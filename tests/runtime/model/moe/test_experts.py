@@ -15,6 +15,8 @@ import pytest
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
+from tests.runtime.flag_effects import EXPERTS as GIVEN_EXPERTS
+from tests.runtime.flag_runs import plan_and_one
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import MIXTRAL_LIKE, plan, workload
 
@@ -47,6 +49,20 @@ def test_tokens_go_to_unlike_numbers_of_experts_by_all_to_all(tmp_path: Path) ->
     outcome = verify(asked, given, Options(steps=2, optimizers=("sgd",)), tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
     assert any("alltoall" in flag for flag in outcome.flags.kept)
+
+
+def test_a_larger_micro_batch_counts_for_its_sequences_in_the_log(tmp_path: Path) -> None:
+    """Losses of routing and of further tokens, where replicas have micro-batches of unlike size."""
+    flags = [
+        *GIVEN_EXPERTS, "--moe-router-load-balancing-type=seq_aux_loss", "--moe-z-loss-coeff=0.01",
+        "--mtp-num-layers=1", "--position-embedding-type=rope", "--calculate-per-token-loss",
+        "--global-batch-size=10",
+    ]  # fmt: skip
+    ours, one = plan_and_one(tmp_path, flags, "tp2:3,tp1:1 @4x2 | tp1:4 @2")
+    for name in ("seq_load_balancing_loss", "z_loss", "mtp_1 loss", "lm loss"):
+        found = ours.numbers(rf"{name}: (\S+) ")
+        assert len(found) == 3, name
+        assert found == pytest.approx(one.numbers(rf"{name}: (\S+) "), rel=3e-6), name
 
 
 def _routing_losses(folder: Path) -> list[list[tuple[str, float]]]:
