@@ -19,7 +19,7 @@ from megatron_hetero.planner.stock.chunk_seconds import chunk_flops, chunk_secon
 from megatron_hetero.planner.stock.divisions import Divisions, even_chunks
 from megatron_hetero.planner.stock.exchange import ExchangeLines, exchange_lines
 from megatron_hetero.planner.stock.grids import StockGrid
-from megatron_hetero.planner.stock.in_flight import most_kept, stock_schedule
+from megatron_hetero.planner.stock.in_flight import kept_chunks, stock_schedule
 from megatron_hetero.planner.stock.place import NEVER, StockPlace
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockSettings
@@ -234,10 +234,8 @@ class StockCase:
 
     def _holds(self, p: int, chunks: Divisions) -> NDArray[np.bool_]:
         """Return whether stage `p` of each replica holds what such chunks keep, [division]."""
-        # Of the activations of all layers of the stage, those that are kept at the peak.
-        kept = most_kept(self.grid.num_stages, p, self.num_micro_batches, chunks)
-        num_layers = chunks.sum(axis=1)
-        fits = [place.memories.holds(num_layers, kept) for place in self._places[p].values()]
+        kept = kept_chunks(self.grid.num_stages, p, self.num_chunks, self.num_micro_batches)
+        fits = [place.memories.holds(chunks, kept) for place in self._places[p].values()]
         return np.asarray(np.all(fits, axis=0))
 
     @cached_property

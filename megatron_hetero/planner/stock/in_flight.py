@@ -43,12 +43,12 @@ def num_in_flight(
 
 
 def with_times_kept(memory: StageMemory, times: float, *, is_last: bool = False) -> StageMemory:
-    """Return the memory of a stage that keeps so many times the activations; what a last stage
-    keeps of the head, it keeps of one micro-batch at a time."""
+    """Return the memory of a stage that keeps so many times the activations; without the head of a
+    last stage, which may be let go when most layers are kept."""
     if times == 1.0:
         return memory
     part = "activations"
-    of_ends = memory.base[part] if is_last else int(times * memory.base[part])
+    of_ends = 0 if is_last else int(times * memory.base[part])
     return replace(
         memory,
         base={**memory.base, part: of_ends},
@@ -57,23 +57,13 @@ def with_times_kept(memory: StageMemory, times: float, *, is_last: bool = False)
     )
 
 
-def most_kept(
-    num_stages: int, p: int, num_micro_batches: int, chunks: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the micro-batches of a whole stage that an interleaved stage keeps at the peak, by
-    layers.
-
-    Args:
-        p: the stage.
-        chunks: layers of each of its chunks, shape [division, chunk].
-    Returns:
-        Shape [division].
-    """
+def kept_chunks(
+    num_stages: int, p: int, num_chunks: int, num_micro_batches: int
+) -> NDArray[np.int64]:
+    """Return the micro-batches that interleaved stage `p` keeps of each chunk before its backward
+    passes, shape [moment, chunk]."""
     # More groups of micro-batches repeat what the first ones keep.
-    number = min(num_micro_batches, _PERIODS * num_stages)
-    kept = _kept_chunks(num_stages, chunks.shape[1], number)[p]
-    # No layers keep nothing.
-    return np.asarray((chunks @ kept.T).max(axis=1) / np.maximum(chunks.sum(axis=1), 1))
+    return _kept_chunks(num_stages, num_chunks, min(num_micro_batches, _PERIODS * num_stages))[p]
 
 
 @lru_cache(maxsize=64)

@@ -29,21 +29,27 @@ class StageMemories:
     of_one: StageMemory
     """With a single micro-batch kept."""
     head_bytes: int
-    """What a last stage keeps of a micro-batch's head, of one micro-batch at a time."""
+    """What a last stage keeps of a micro-batch's head; 0 on other stages."""
     model_layers: int
     """Layers of the model."""
 
-    def holds(
-        self, num_layers: NDArray[np.int64], kept: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
-        """Return whether so many layers fit while passes are computed, with so many micro-batches
-        kept; each of shape [division]."""
-        memory, part = self.of_one, "activations"
-        activations = memory.base[part] - self.head_bytes + num_layers * memory.per_layer[part]
-        whole = memory.base_bytes + num_layers * memory.bytes_per_layer
+    def holds(self, chunks: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether the stage fits while passes are computed, shape [division].
+
+        Args:
+            chunks: layers of each chunk, shape [division, chunk].
+            kept: micro-batches that are kept of each chunk, shape [moment, chunk].
+        """
+        memory, part, num_layers = self.of_one, "activations", chunks.sum(axis=1)
+        of_one = memory.base[part] + num_layers * memory.per_layer[part]
+        always = memory.base_bytes + num_layers * memory.bytes_per_layer - of_one
+        # A chunk has its layers' part; the head follows the last chunk alone.
+        of_layer = (of_one - self.head_bytes) / np.maximum(num_layers, 1)
+        of_chunks = chunks * of_layer[:, None]
+        of_chunks[:, -1] += self.head_bytes
         # Bytes are whole numbers; a chunk's part of them is rounded down.
         most = memory.capacity_bytes + _SLACK_BYTES
-        return np.asarray(whole + (kept - 1) * activations <= most)
+        return np.asarray(always + (of_chunks @ kept.T).max(axis=1) <= most)
 
     @cached_property
     def least_recomputed(self) -> NDArray[np.int64]:

@@ -133,12 +133,19 @@ def test_stage_layers_are_those_that_fit_and_are_in_time() -> None:
     assert case.stage_layers(0.0) == [[], []]
 
 
-@pytest.mark.parametrize("chunks", [2, 3])
-def test_interleaved_stages_take_and_keep_what_the_simulation_says(chunks: int) -> None:
-    """On two machines, whose messages share no path: equal steps; what fits there fits here."""
-    workload = make_workload(num_layers=9, global_batch_size=8, seq_length=1024)
+@pytest.mark.parametrize(("chunks", "vocab_size"), [(2, 1000), (3, 1000), (3, 20_000)])
+def test_interleaved_stages_take_and_keep_what_the_simulation_says(
+    chunks: int, vocab_size: int
+) -> None:
+    """On two machines, whose messages share no path: equal steps; what fits there fits here, also
+    where most layers are kept at another moment than the head; but that the simulation counts up
+    to three messages that wait to be sent, as the plug-in has them."""
+    workload = make_workload(
+        num_layers=9, global_batch_size=8, seq_length=1024, vocab_size=vocab_size
+    )
+    messages = 3 * 2 * workload.model.seq_length * workload.model.hidden_size
     found = set()
-    for memory_mib in (260, 300, 340, 400, 1 << 20):
+    for memory_mib in (260, 300, 340, 400, 640, 680, 720, 760, 1 << 20):
         fast, slow = (replace(gpu, memory_bytes=memory_mib * MIB) for gpu in (FAST, SLOW))
         cluster = make_cluster(("a", fast, 1), ("b", slow, 1), between=Link(3e9, 2e-5))
         problem = make_problem(cluster, workload)
@@ -147,10 +154,10 @@ def test_interleaved_stages_take_and_keep_what_the_simulation_says(chunks: int) 
             of = np.array(list(parts(9, 2 * chunks))[::3], np.int64)
             for division, least_s in zip(of.tolist(), case.least_times_s(of).tolist(), strict=True):
                 step = simulate_plan(stock_plan(case, division, 0), cluster, is_stock=True)
-                fits = all(t.peak_memory_bytes <= t.capacity_bytes for t in step.timelines)
-                found.add(fits)
-                assert fits == (least_s < inf)
-                if fits:
+                over = max(t.peak_memory_bytes - t.capacity_bytes for t in step.timelines)
+                found.add(over <= 0)
+                assert least_s < inf if over <= 0 else least_s == inf or over <= messages
+                if over <= 0:
                     assert least_s == pytest.approx(step.step_time_s, rel=1e-9)
     assert found == {True, False}
 
