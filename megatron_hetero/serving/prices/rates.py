@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 
 from megatron_hetero.serving.prices.memory import kv_tokens
 from megatron_hetero.serving.prices.served import ServedModel
@@ -115,26 +115,40 @@ class PhaseRates:
         # The first token comes from prefill; an answer of one token takes a step here, too, as the
         # decoder gives out all tokens.
         steps = max(1.0, kind.output_tokens.mean - 1)
-        between_s = self._between_s(batch, StepWork(1.0, 1.0, 0.0, kind.mean_context))
+        part = batch / self._lanes
+        between_s = self._round_s(StepWork(part, part, 0.0, part * kind.mean_context))
         return batch / (steps * between_s), between_s
 
     def _mixing(self, kind: RequestClass, batch: float) -> tuple[float, float]:
-        """Return the same of steps that decode and prefill: as many prompts as requests end."""
+        """Return the same of steps that decode and prefill: as many prompts as requests end.
+
+        A step takes whole prompts, or pieces of its budget's size: decodes are bound by memory and
+        prompts by products, so that a few tokens in each step would cost less than they do.
+        """
         steps = kind.output_tokens.mean - 1
         if steps <= 0:
             return self._prefill_per_s(kind), 0.0
-        # Prompt tokens that a decode step has to take: a request begins for each that ends.
-        new = _new_input(kind)
-        wanted = new / steps
-        # What a step cannot take beside its decodes slows all of them down.
-        room = max(0.0, self.engine.max_batched_tokens * self._lanes - batch) / batch
-        taken = min(wanted, room)
-        if taken <= 0:
+        part, new = batch / self._lanes, _new_input(kind)
+        room = self.engine.max_batched_tokens - part
+        if room < 1:
             return 0.0, inf
-        pairs = taken * (_cached_input(kind) + new / 2)
-        one = StepWork(1.0 + taken, 1.0, pairs, kind.mean_context)
+        # Pieces of prompts that each step has to take: a request begins for each that ends.
+        piece = min(new, room)
+        wanted = part / steps * new / piece
+        taken = min(wanted, room / piece)
+
+        def round_s(number: int) -> float:
+            tokens = number * piece
+            pairs = tokens * (_cached_input(kind) + new / 2)
+            sampled = part + tokens / new
+            return self._round_s(StepWork(part + tokens, sampled, pairs, part * kind.mean_context))
+
+        # Of the batches of a pipeline one that has a piece more holds up the others.
+        fewer = floor(taken)
+        chance = 1 - (1 - (taken - fewer)) ** self._lanes
+        between_s = (1 - chance) * round_s(fewer) + chance * round_s(fewer + 1)
         # Prompts that do not fit delay every step by the same ratio.
-        between_s = self._between_s(batch, one) * wanted / taken
+        between_s *= wanted / taken
         return batch / (steps * between_s), between_s
 
     def _one_at_a_time(self, kind: RequestClass, first_s: float) -> PhaseRate:
@@ -145,12 +159,10 @@ class PhaseRates:
         steps = max(0.0, kind.output_tokens.mean - 1)
         return PhaseRate(1 / (first_s + steps * between_s), 1, first_s, between_s)
 
-    def _between_s(self, batch: float, one: StepWork) -> float:
-        """Return the seconds between a request's tokens, with the batch in one part for each
-        stage."""
-        # A round lasts as one part through all stages, or as all parts on the slowest stage.
-        part = batch / self._lanes
-        whole_s, slowest_s = self.price.times(StepWork(*(part * value for value in one)))
+    def _round_s(self, work: StepWork) -> float:
+        """Return the seconds between a request's tokens, with such a batch in each stage."""
+        # A round lasts as one batch through all stages, or as all batches on the slowest stage.
+        whole_s, slowest_s = self.price.times(work)
         return max(whole_s, self._lanes * slowest_s)
 
 

@@ -100,7 +100,7 @@ class ReplicaQueue:
         # Only whole blocks of a shared prefix are kept.
         self._shared = [tokens // block_tokens * block_tokens for tokens in shared_tokens]
         self._cached: set[int] = set()
-        self._entry_free_s = 0.0
+        self._entry_free_s = self._exit_free_s = 0.0
         self.busy_s = 0.0
         self.num_preemptions = 0
 
@@ -140,7 +140,9 @@ class ReplicaQueue:
                     self._entry_free_s = begins + next_s
                     # The slowest stage is busy for as long as the next batch has to wait.
                     self.busy_s += next_s
-                    lane.ends_s = begins + step_s
+                    # No batch overtakes the one before it: the last stage takes them in order.
+                    lane.ends_s = max(begins + step_s, self._exit_free_s + next_s)
+                    self._exit_free_s = lane.ends_s
                     ends.append(lane.ends_s)
         return ends
 

@@ -202,6 +202,23 @@ def test_a_pipeline_overlaps_its_batches() -> None:
     assert seconds(1) > seconds(2)
 
 
+def test_no_batch_overtakes_the_one_before_it() -> None:
+    """Two stages of a millisecond a token: the second batch leaves behind the first."""
+
+    class TwoStages:
+        def times(self, work: StepWork) -> tuple[float, float]:
+            return work.tokens * 2e-3, work.tokens * 1e-3
+
+    queue = ReplicaQueue(
+        TwoStages(), 1 << 20, max_batched_tokens=1000, max_sequences=2, num_lanes=2
+    )
+    replica = SimulatedReplica(queue, "both", "-", (1.0,))
+    run = FleetRun([replica], MIX)
+    run.run([Request(0.0, 0, 1000, 1), Request(0.0, 0, 100, 1)])
+    # Stage 1 until 1.0 and 1.1 s, stage 2 until 2.0 and 2.1 s.
+    assert [r.last_s for r in run.finished] == pytest.approx([2.0, 2.1])
+
+
 def test_weights_divide_requests_and_equal_seeds_give_equal_runs() -> None:
     def run(seed: int) -> tuple[float, ...]:
         fleet = [
