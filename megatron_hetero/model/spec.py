@@ -256,7 +256,13 @@ class TrainingSpec:
         cast of it alone, with its scale (`inputmat.update_usage`, Transformer Engine 2.20)."""
         if not self.fp8:
             return self.element_bytes
-        return 1 + 1 / 32 if self.fp8_recipe in ("blockwise", "mxfp8") else 1
+        # 4 bytes for 128 elements, or one byte for 32.
+        return 1 + 1 / 32 if self.has_block_scales else 1
+
+    @property
+    def has_block_scales(self) -> bool:
+        """Return whether fp8 tensors have a scale for each block of elements, not one in all."""
+        return self.fp8 and self.fp8_recipe in ("blockwise", "mxfp8")
 
     @property
     def updates_in_place(self) -> bool:

@@ -39,8 +39,6 @@ from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
-_ONE_SCALE = "tensorwise", "delayed"
-
 
 def _fp8_copies_bytes(training: TrainingSpec, gpu: GpuType) -> int:
     """Return what a parameter of a layer takes beside its weight: Transformer Engine keeps its fp8
@@ -51,7 +49,7 @@ def _fp8_copies_bytes(training: TrainingSpec, gpu: GpuType) -> int:
         return 0
     capability = gpu.capability or 0.0
     is_either_way = 10 <= capability < 12 or capability >= 13
-    return 1 if is_either_way and training.fp8_recipe in _ONE_SCALE else 2
+    return 1 if is_either_way and not training.has_block_scales else 2
 
 
 def kept_sends(launch_counts: Sequence[int]) -> list[int]:

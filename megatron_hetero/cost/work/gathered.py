@@ -7,10 +7,9 @@ is summed stays in the job's elements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from megatron_hetero.model.spec import Fp8Recipe, ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 
 class Gathered(NamedTuple):
@@ -24,27 +23,20 @@ class Gathered(NamedTuple):
     is_agreed: bool = False
 
 
-_BLOCK_BYTES = 1 + 1 / 32
-"""An element of fp8 with its part of a scale: 4 bytes for 128 elements, or one byte for 32."""
-_BLOCKS = Gathered(_BLOCK_BYTES, 2 * _BLOCK_BYTES, _BLOCK_BYTES)
-"""Both casts of a gradient travel, by rows and by columns (`_all_gather_mxfp8`,
-`_start_all_gather_fp8_blockwise`); buffers of Transformer Engine take one."""
-_GATHERED: Mapping[Fp8Recipe, Gathered] = {
-    "tensorwise": Gathered(1.0, 1.0, 1.0, is_agreed=True),
-    "delayed": Gathered(1.0, 1.0, 1.0),
-    "blockwise": _BLOCKS,
-    "mxfp8": _BLOCKS,
-}
-"""By recipe: with one scale rows alone travel (`_all_gather_fp8`), and a scale of the tensor as it
-is now is the group's (`set_quantizer_amax_reduction_group`)."""
-
-
 def gathered(training: TrainingSpec, *, is_cast: bool) -> Gathered:
-    """Return what travels where tensors are gathered for products that are in fp8, or not."""
-    if training.fp8 and is_cast:
-        return _GATHERED[training.fp8_recipe]
-    element = float(training.element_bytes)
-    return Gathered(element, element, element)
+    """Return what travels where tensors are gathered for products that are in fp8, or not.
+
+    With one scale rows alone travel (`_all_gather_fp8`), and a scale of the tensor as it is now is
+    the group's (`set_quantizer_amax_reduction_group`).  With scales of blocks both casts of a
+    gradient travel, by rows and by columns (`_all_gather_mxfp8`,
+    `_start_all_gather_fp8_blockwise`); buffers of Transformer Engine take one.
+    """
+    if not (training.fp8 and is_cast):
+        element = float(training.element_bytes)
+        return Gathered(element, element, element)
+    cast = training.product_input_bytes
+    both = 2 * cast if training.has_block_scales else cast
+    return Gathered(cast, both, cast, is_agreed=training.fp8_recipe == "tensorwise")
 
 
 def latent_widths(model: ModelSpec) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s,
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.ends import head_product
-from megatron_hetero.cost.work.gathered import gathered, latent_widths
+from megatron_hetero.cost.work.gathered import Gathered, gathered, latent_widths
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
 from megatron_hetero.cost.work.speed import speed_of
@@ -165,7 +165,7 @@ def _part(
     # Seconds of the collectives by themselves: the input and the gradient of the output are
     # gathered, the output and the gradient of the input are summed.
     sizes = gathered(training, is_cast=work_of is not None)
-    agreed_s = all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
+    agreed_s = _agreed_s(sizes, width, link)
 
     def gathering_s(element_bytes: float) -> float:
         return all_gather_s(num_bytes * element_bytes / training.element_bytes, width, link)
@@ -228,7 +228,7 @@ def _latent_part(
         backward_s = sum(all_reduce_s(size, width, link) for size in columns)
         return PartExchange(forward_s, backward_s, forward_s)
     sizes = gathered(training, is_cast=True)
-    agreed_s = all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
+    agreed_s = _agreed_s(sizes, width, link)
     element = training.element_bytes
     inputs_s = sum(all_gather_s(size * sizes.of_input / element, width, link) for size in columns)
     forward_s = len(columns) * agreed_s + inputs_s + all_gather_s(rotary, width, link)
@@ -238,6 +238,11 @@ def _latent_part(
     of_inputs_s = sum(reduce_scatter_s(size, width, link) for size in (*columns, rotary))
     backward_s = agreed_s + of_output_s + inputs_s + of_inputs_s
     return PartExchange(forward_s, backward_s, forward_s)
+
+
+def _agreed_s(sizes: Gathered, width: int, link: Link) -> float:
+    """Time the all-reduce of one number before a gather, where a group agrees on a scale."""
+    return all_reduce_s(4.0, width, link) if sizes.is_agreed else 0.0
 
 
 def _hides_alone(link: Link) -> bool:

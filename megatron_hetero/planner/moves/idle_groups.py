@@ -64,10 +64,10 @@ def widen(
             if 0 < width - unit.width <= len(free):
                 more = unit.indices + free[: width - unit.width]
                 wide = Unit(unit.node, tuple(sorted(more)))
-                yield with_stage(structure, scopes[0][0], s, wide)
+                yield _with_stage(structure, scopes[0][0], s, wide)
 
 
-def with_stage(structure: Structure, r: int, s: int, unit: Unit) -> Structure:
+def _with_stage(structure: Structure, r: int, s: int, unit: Unit) -> Structure:
     """Return the structure with another group as a stage of a replica."""
     chain = structure[r]
     return (*structure[:r], (*chain[:s], unit, *chain[s + 1 :]), *structure[r + 1 :])

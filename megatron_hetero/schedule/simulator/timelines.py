@@ -101,13 +101,15 @@ def stage_timeline(
     one, two = (
         costs.stage_memories(_with_in_flight(replica, count), index, rows) for count in (1, 2)
     )
-    heads = _head_bytes(costs, replica, index, rows)
+    # The head follows the last chunk alone; of a single chunk nothing has to be told apart.
+    heads: Sequence[int] = [0] * len(stage.devices)
+    if len(chunk_layers) > 1:
+        heads = _head_bytes(costs, replica, index, rows)
     # Bytes of the GPU's own timeline: what is always held, plus each chunk's part of a micro-batch.
     memories = costs.stage_memories(replica, index, rows)
     for low, high, memory, head in zip(one, two, memories, heads, strict=True):
         kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
         held = memory.training_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
-        # The head follows the last chunk alone.
         by_chunk = [(kept - head) * layers // stage.num_layers for layers in chunk_layers]
         by_chunk[-1] += head
         timeline = tuple(_memory(held, by_chunk, spans))

@@ -67,18 +67,18 @@ class FleetRun:
         self._entries = [i for i, r in enumerate(replicas) if r.phase != "decode"]
         self._entry = self._router(self._entries, seed)
         decoders = [i for i, r in enumerate(replicas) if r.phase == "decode"]
-        # Receiving place -> its replicas and their router; without flows all are one place.
-        self._decoders: dict[str, tuple[list[int], Router]] = {}
-        for place in dict.fromkeys(replicas[i].place if flows else "" for i in decoders):
-            there = [i for i in decoders if not flows or replicas[i].place == place]
-            self._decoders[place] = there, self._router(there, seed + 1)
+        # The replicas of each receiving place; without flows all are one place.
+        by_place: dict[str, list[int]] = {}
+        for i in decoders:
+            by_place.setdefault(replicas[i].place if flows else "", []).append(i)
+        self._decoders = [(there, self._router(there, seed + 1)) for there in by_place.values()]
         # Sending place -> turns of the receiving places.
         self._receivers: dict[str, Router] = {}
         for sender in dict.fromkeys(r.place for r in replicas if r.phase == "prefill"):
             sent = [
                 [(flows or {}).get((sender, place, w), 0.0) for w in range(len(mix.classes))]
                 if flows else [1.0] * len(mix.classes)
-                for place in self._decoders
+                for place in by_place
             ]  # fmt: skip
             self._receivers[sender] = Router(sent, "turns", seed)
         # (moment, kind, number, place, request); the number keeps the order of equal moments.
@@ -172,7 +172,7 @@ class FleetRun:
         kind = running.request.class_index
         # The plan says to which places; one-queue holds requests at the entry alone.
         turn = self._receivers[sender.place].choose(kind, ()) or 0
-        there, router = list(self._decoders.values())[turn]
+        there, router = self._decoders[turn]
         place = there[router.choose(kind, [self._replicas[i].queue for i in there]) or 0]
         num_bytes = running.request.input_tokens * self._kv_bytes
         receiver = self._replicas[place].place

@@ -102,12 +102,12 @@ def all_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
     found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in given.scale]
     numbers = range(*given.drawn)
     commit = given.commit or (planner_commit() if numbers else "")
-    # Megatron takes the last of equal flags.
-    longer = (
-        f"--seq-length {given.seq_length} --max-position-embeddings {given.seq_length} "
-        "--micro-batch-size 1 --global-batch-size 16"
-    )
-    more = tuple(longer.split()) if given.seq_length else ()
+    more: tuple[str, ...] = ()
+    if given.seq_length:
+        # Megatron takes the last of equal flags.
+        length = str(given.seq_length)
+        more = ("--seq-length", length, "--max-position-embeddings", length)
+        more += ("--micro-batch-size", "1", "--global-batch-size", "16")
     for number in numbers:
         job = drawn_job(random_of(commit, "search", number))
         name = f"drawn {number}: {job.machines}, {job.model}"
