@@ -16,7 +16,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.planner.advise.explain import explain_plan
-from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
+from megatron_hetero.planner.advise.what_if import WhatToAdd, what_to_add
 from megatron_hetero.report.text.changes.additions import what_if_lines
 from megatron_hetero.report.text.communicators import communicator_lines
 from megatron_hetero.report.text.explanation import explanation_report
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     # Without a cluster only what the file says.
     plan = load_plan(arguments.plan)
     explanation = utilization = None
-    additions: tuple[WhatIf, ...] = ()
+    what_if: WhatToAdd | None = None
     if arguments.cluster:
         cluster = load_cluster(arguments.cluster)
         profile = load_profile(arguments.profile) if arguments.profile else None
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         utilization = utilization_of(plan, cluster, explanation.step_time_s)
         if arguments.what_if:
             with output.progress("planning with what could be added") as say:
-                additions = what_to_add(plan, cluster, profile, say=say)
+                what_if = what_to_add(plan, cluster, profile, say=say)
     # Communicators are of our runtime; stock Megatron makes its own.
     communicators: tuple[RankCommunicators, ...] = ()
     if plan.workload is not None and not is_stock(plan):
@@ -90,8 +90,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             {**asdict(rank), "nccl_bytes_per_channel": rank.bytes_per_channel}
             for rank in communicators
         ]
-        if arguments.what_if:
-            data["what_if"] = [asdict(addition) for addition in additions]
+        if what_if is not None:
+            data["what_if"] = [asdict(addition) for addition in what_if.additions]
+            data["what_if_from_s"] = what_if.step_time_s
         output.json(data)
         return 0
     # In words: the plan, its reasons, its communicators, what could be added.
@@ -107,6 +108,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show("", explanation_report(explanation, reasons_not_stock(plan)))
     if communicators:
         output.show(*communicator_lines(plan, communicators))
-    if additions and explanation is not None:
-        output.show(*what_if_lines(additions, explanation.step_time_s))
+    if what_if is not None and what_if.additions and explanation is not None:
+        output.show(*what_if_lines(what_if, explanation.step_time_s))
     return 0

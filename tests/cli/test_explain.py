@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.main import main
-from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
+from megatron_hetero.planner.advise.what_if import WhatToAdd, what_to_add
 from tests.cli.example import CLUSTER
 
 
@@ -51,9 +51,9 @@ def test_explain_says_what_to_add_first(
     small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     cluster, path = small
-    found_once: list[tuple[WhatIf, ...]] = []
+    found_once: list[WhatToAdd] = []
 
-    def once(*args: object, **named: object) -> tuple[WhatIf, ...]:
+    def once(*args: object, **named: object) -> WhatToAdd:
         if not found_once:
             found_once.append(what_to_add(*args, **named, num_planned=1))  # type: ignore[arg-type]
         return found_once[0]
@@ -64,7 +64,9 @@ def test_explain_says_what_to_add_first(
     assert "give --cluster" in capsys.readouterr().err
     words += ["--cluster", str(cluster)]
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["what_if"]
+    data = json.loads(capsys.readouterr().out)
+    found = data["what_if"]
+    assert found[0]["gain"] == 1 - found[0]["step_time_s"] / data["what_if_from_s"]
     assert found[0]["what"].startswith("one more machine like") and found[0]["gain"] > 0.1
     assert main(words) == 0
     out = capsys.readouterr().out

@@ -1,5 +1,9 @@
 """What to add first: every addition is looked at by a bound or a price, the best few are planned.
 
+An addition is credited with what it brings, and not with what planning again brings without it: a
+plan edited by hand, of stock Megatron or for another objective may be far from the fastest.  So
+the cluster as it is is planned anew first, and additions are compared with the faster plan.
+
 A node is looked at by how far it moves the lower bound on the step time, which is what the dual
 price of its GPUs says of one more GPU.  The bound leaves links out, so a faster link is looked at
 by what the plan itself takes on it.
@@ -34,9 +38,10 @@ class WhatIf:
     """One addition.
 
     `promised_step_s`: what the first look at it says; `step_time_s`: of the plan found with it, no
-    longer than that of the plan as it is; None where it promised too little to be planned.
-    `gain`: the part of the step that it saves.  `price_per_hour` is of the new plan: of all its
-    machines, and of its traffic between sites.
+    longer than without the addition; None where it promised too little to be planned.
+    `gain`: the part of the step that it saves, of the step without the addition
+    (`WhatToAdd.step_time_s`).  `price_per_hour` is of the new plan: of all its machines, and of its
+    traffic between sites.
     """
 
     what: str
@@ -46,6 +51,19 @@ class WhatIf:
     price_per_hour: float | None = None
 
 
+@dataclass(frozen=True)
+class WhatToAdd:
+    """All additions, the largest gain first, beside the cluster without any.
+
+    `step_time_s`: without an addition, of the plan or of the fastest plan found for the same
+    cluster, whichever is faster; `is_planned_anew` says that it is not the plan's own.
+    """
+
+    step_time_s: float
+    is_planned_anew: bool
+    additions: tuple[WhatIf, ...]
+
+
 def what_to_add(
     plan: Plan,
     cluster: Cluster,
@@ -53,7 +71,7 @@ def what_to_add(
     *,
     num_planned: int = 4,
     say: Callable[[str], None] = lambda words: None,
-) -> tuple[WhatIf, ...]:
+) -> WhatToAdd:
     """Return additions to the cluster of a validated plan, the largest gain first.
 
     Args:
@@ -68,6 +86,12 @@ def what_to_add(
     problem = make_problem(kept_to_plan(cluster, plan), plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
     own_s = _step_s(problem.costs, placement)
+    # The fastest plan without an addition, where that is not the plan itself.
+    say("planning the cluster as it is")
+    anew = Rescorer(search(problem)).best()
+    is_planned_anew = anew is not None and anew.step_time_s < WORTH * own_s
+    if anew is not None and is_planned_anew:
+        placement, own_s = anew.placement, anew.step_time_s
     bound_s = step_time_bound_s(problem.costs)
     # Look at every addition by a quick promise.
     looked_at = []
@@ -84,9 +108,8 @@ def what_to_add(
             continue
         say(f"planning with {addition.what}")
         found.append(_planned(problem, addition, placement, own_s, promised_s))
-    return tuple(
-        sorted(found, key=lambda w: (w.step_time_s is None, w.step_time_s or 0, w.promised_step_s))
-    )
+    found.sort(key=lambda w: (w.step_time_s is None, w.step_time_s or 0, w.promised_step_s))
+    return WhatToAdd(own_s, is_planned_anew, tuple(found))
 
 
 def _promised_s(

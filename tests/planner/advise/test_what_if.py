@@ -58,7 +58,9 @@ def test_figures_are_of_plans_made_with_the_addition() -> None:
     workload = make_workload(num_layers=5, global_batch_size=4)
     plan = plan_cluster(cluster, workload, bounded=False)
     assert plan.estimates is not None
-    found = what_to_add(plan, cluster, num_planned=2)
+    what = what_to_add(plan, cluster, num_planned=2)
+    assert not what.is_planned_anew and what.step_time_s == plan.estimates.step_time_s
+    found = what.additions
     planned = [w for w in found if w.step_time_s is not None]
     assert len(planned) == 2 and len(found) == 3
     assert planned[0].what.startswith("one more machine like a")
@@ -74,13 +76,26 @@ def test_figures_are_of_plans_made_with_the_addition() -> None:
     assert times == sorted(times)
 
 
+def test_additions_are_not_credited_with_what_planning_again_brings() -> None:
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
+    best, poor = (plan_cluster(c, WORKLOAD) for c in (cluster, make_cluster(("b", SLOW, 2))))
+    assert best.estimates is not None and poor.estimates is not None
+    assert poor.estimates.step_time_s > 1.5 * best.estimates.step_time_s
+    of_best, of_poor = (what_to_add(plan, cluster, num_planned=2) for plan in (best, poor))
+    assert (of_best.is_planned_anew, of_poor.is_planned_anew) == (False, True)
+    assert of_poor.step_time_s == pytest.approx(best.estimates.step_time_s)
+    for one, other in zip(of_best.additions, of_poor.additions, strict=True):
+        assert one.what == other.what and one.gain == pytest.approx(other.gain)
+
+
 def test_an_hour_of_a_plan_pays_for_traffic_too() -> None:
     cluster = make_cluster(("a", FAST, 1), ("b", SLOW, 1), sites=["west", "east"])
     nodes = tuple(replace(node, price_per_hour=1.0) for node in cluster.nodes)
     prices = {("west", "east"): 1e-3, ("east", "west"): 1e-3}
     cluster = replace(cluster, nodes=nodes, prices_per_gb=prices)
     workload = make_workload(num_layers=5, global_batch_size=4)
-    found = what_to_add(plan_cluster(cluster, workload, bounded=False), cluster, num_planned=1)[0]
+    plan = plan_cluster(cluster, workload, bounded=False)
+    found = what_to_add(plan, cluster, num_planned=1).additions[0]
     grown = {g.what: g.cluster for g in additions(make_problem(cluster, workload))}[found.what]
     estimates = plan_cluster(grown, workload, bounded=False).estimates
     assert estimates is not None and estimates.traffic_price_per_hour
@@ -97,7 +112,7 @@ def test_no_addition_makes_a_plan_worse(cluster: Cluster, workload: Workload) ->
     except InfeasiblePlanError:
         return
     assert plan.estimates is not None
-    for w in what_to_add(plan, cluster, num_planned=2):
+    for w in what_to_add(plan, cluster, num_planned=2).additions:
         assert w.promised_step_s <= plan.estimates.step_time_s * (1 + 1e-12)
         if w.step_time_s is not None and w.gain is not None:
             assert w.step_time_s <= plan.estimates.step_time_s * (1 + 1e-12)

@@ -51,7 +51,7 @@ def test_the_best_plan_of_one_maker_is_taken_and_says_what_the_others_would_do()
     validate_plan(plan, cluster)
     explained = explain_plan(plan, cluster, strategies=strategies_of("columns"))
     assert explained.best_stock is not None
-    assert what_to_add(plan, cluster, num_planned=1)
+    assert what_to_add(plan, cluster, num_planned=1).additions
 
 
 def test_other_objectives_choose_among_makers_too() -> None:
