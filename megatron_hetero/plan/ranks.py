@@ -60,6 +60,15 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
     )
 
 
+def place_name(place: Position, layout: Layout) -> str:
+    """Return a place of a layout in words, with its context rank where its stage has several."""
+    shape = layout.replicas[place.replica].stages[place.stage]
+    context = f", context rank {place.context_rank}" if shape.context_parallel > 1 else ""
+    return (
+        f"replica {place.replica}, stage {place.stage}, tensor rank {place.tensor_rank}{context}"
+    )
+
+
 def rank_names(plan: Plan) -> list[str]:
     """Return [rank] -> its place in words."""
     return [

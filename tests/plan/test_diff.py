@@ -81,6 +81,19 @@ def test_devices_move() -> None:
     ]
 
 
+def test_a_place_in_a_context_parallel_stage_has_its_context_rank() -> None:
+    before = plan_from_layout(parse_layout("tp1:4 @8"))
+    after = plan_from_layout(parse_layout("tp2cp2:4 @8"))
+    devices = ("a:0", "a:1", "b:0", "b:1")
+    assert lines(before, with_stage(after, 0, 0, devices=devices))[-4:] == [
+        f"device {device}: moves not in the plan -> "
+        f"replica 0, stage 0, tensor rank {tensor_rank}, context rank {context_rank}"
+        for device, tensor_rank, context_rank in zip(
+            devices, (0, 1, 0, 1), (0, 0, 1, 1), strict=True
+        )
+    ]
+
+
 def test_settings_of_stage_and_job() -> None:
     assert lines(PLAN, with_stage(PLAN, 0, 0, recompute="full")) == [
         "replica 0, stage 0: recompute the job's -> full"

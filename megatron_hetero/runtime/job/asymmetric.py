@@ -12,7 +12,7 @@ from megatron_hetero.files import content_hash
 from megatron_hetero.model.megatron_release import RELEASE
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.ranks import place_name, rank_table
 from megatron_hetero.plan.sharding.expert_groups import expert_group_of
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.running import explained, saves_on_sigterm, start_watch
@@ -250,9 +250,7 @@ class AsymmetricJob(FlagsOnPlan):
         name = machine.gpu_name(self._args)
         if place.device is not None:
             name = f"{self._plan.type_by_device[place.device]} {place.device}"
-        what = (
-            f"{name}, replica {place.replica}, stage {place.stage}, tensor rank {place.tensor_rank}"
-        )
+        what = f"{name}, {place_name(place, self._plan.layout)}"
         limit = self._arguments.faults.stall_limit_s
         saves = saves_on_sigterm(self._args)
         start_watch(world.rank, world.size, world.store_path, what, limit, saves)

@@ -17,7 +17,7 @@ MAX_KEY_WIDTH = 32
 leave 16 of 80."""
 _MAX_MEMORY_ROWS = 4
 """Number of rows about memory above which all are joined into a single row."""
-_TENSOR_RANK = re.compile(r", tensor rank \d+$")
+_PLACE_IN_STAGE = re.compile(r", tensor rank \d+(, context rank \d+)?$")
 
 
 def difference_table(differences: Sequence[Difference]) -> Table:
@@ -45,7 +45,7 @@ def folded(differences: Iterable[Difference]) -> list[Difference]:
     alike: dict[tuple[str, str | None, str | None], list[str]] = {}
     for d in differences:
         # GPUs that move together are one row, whatever their places in the group.
-        places = [text and _TENSOR_RANK.sub("", text) for text in (d.before, d.after)]
+        places = [text and _PLACE_IN_STAGE.sub("", text) for text in (d.before, d.after)]
         if d.what != "moves" or places[0] == places[1]:
             places = [d.before, d.after]
         alike.setdefault((d.what, places[0], places[1]), []).append(d.where)

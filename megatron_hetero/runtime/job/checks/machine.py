@@ -18,7 +18,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Host, Plan
-from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.ranks import Position, place_name, rank_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import bus
 
@@ -121,11 +121,7 @@ def binding_lines(plan: Plan) -> Iterator[str]:
     yield f"> megatron-hetero: {format_layout(plan.layout)}"
     for rank, place in enumerate(rank_table(plan)):
         device = f" on {place.device}" if place.device is not None else ""
-        yield (
-            f">   rank {rank}{device}: replica {place.replica}, stage {place.stage}, "
-            f"tensor rank {place.tensor_rank}"
-            + (f", context rank {place.context_rank}" if plan.layout.has_context_parallel else "")
-        )
+        yield f">   rank {rank}{device}: {place_name(place, plan.layout)}"
 
 
 def check_same_model(plan: Plan, workload: Workload) -> None:
