@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
-from megatron_hetero.errors import ModelError
+from megatron_hetero.errors import ModelError, UsageError
 from megatron_hetero.model.arguments import JobText, command_line_words, group_arguments
 from megatron_hetero.model.megatron_flags import workload_from_arguments
 from megatron_hetero.model.spec import Workload
@@ -54,15 +55,46 @@ def differing_sizes(plan: Plan, workload: Workload) -> tuple[str, ...]:
 def own_flags_differ(plan: Plan, source: str) -> tuple[str, ...]:
     """Return `differing_sizes` of a plan's own `megatron_args`, which an edit may have changed;
     nothing where these do not describe a whole model."""
-    if plan.workload is None:
+    try:
+        workload = _job_of_flags(plan, source)
+    except ModelError:
         return ()
-    words = list(plan.workload.megatron_args)
+    return () if workload is None else differing_sizes(plan, workload)
+
+
+def check_more_flags(plan: Plan, more: Sequence[str]) -> None:
+    """Refuse flags added to a plan's own that make it another job, such as `--seq-length`: stock
+    Megatron would train that job, and nothing would say so.
+
+    Nothing is refused where the plan's own flags do not describe a whole model.
+
+    Raises:
+        UsageError: the message names every size that differs, with both values.
+        ModelError: the added flags contradict the plan's own.
+    """
+    source = "the plan's flags with those of the command line"
+    try:
+        if not more or _job_of_flags(plan, source) is None:
+            return
+    except ModelError:
+        return
+    workload = _job_of_flags(plan, source, more)
+    differing = () if workload is None else differing_sizes(plan, workload)
+    if differing:
+        raise UsageError(
+            f"{' '.join(more)}: with these flags the job is not the one that the plan was made for "
+            f"({'; '.join(differing)}). Leave out what changes it, or plan again with it."
+        )
+
+
+def _job_of_flags(plan: Plan, source: str, more: Sequence[str] = ()) -> Workload | None:
+    """Read the job that a plan's own flags describe, with `more` behind them, which win; None of a
+    plan without a job."""
+    if plan.workload is None:
+        return None
+    words = [*plan.workload.megatron_args, *more]
     if "--vocab-size" not in words:
         # The tokenizer that tells it may be on another machine.
         words += ["--vocab-size", str(plan.workload.model.vocab_size)]
     job = JobText(source, group_arguments(command_line_words(words)))
-    try:
-        workload = workload_from_arguments(job, is_planned=False)
-    except ModelError:
-        return ()
-    return differing_sizes(plan, workload)
+    return workload_from_arguments(job, is_planned=False)

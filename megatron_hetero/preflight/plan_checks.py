@@ -125,8 +125,10 @@ def memory_suffices(
 
 
 def flags_are_in_order(plan: Plan) -> Iterator[Finding]:
-    """Find what `megatron-hetero flags` refuses."""
+    """Find what `megatron-hetero flags` or `launch` refuses: also flags, added or edited, of
+    another job than the plan's."""
     from megatron_hetero.flags.launch import node_launches
+    from megatron_hetero.flags.planned_sizes import own_flags_differ
 
     try:
         node_launches(plan, "plan.json")
@@ -137,4 +139,14 @@ def flags_are_in_order(plan: Plan) -> Iterator[Finding]:
             "the plan's launch",
             str(error),
             "correct it and plan again",
+        )
+        return
+    differing = own_flags_differ(plan, "the flags of the job")
+    if differing:
+        yield Finding(
+            "launch-refused",
+            "error",
+            "the job's Megatron flags",
+            f"they describe another job than the plan was made for: {'; '.join(differing)}",
+            "leave out the flags that change it, or plan again with them",
         )

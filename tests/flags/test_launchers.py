@@ -21,11 +21,14 @@ from megatron_hetero.flags.launchers.node_script import node_script
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.skypilot import sky_options, skypilot_files
 from megatron_hetero.flags.launchers.ssh import ssh_files
+from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Host
+from megatron_hetero.schedule.stock import is_stock
 from tests.flags.launch_jobs import SHOW, files, job, mixed_plan, run_script, written
+from tests.flags.test_stock import placed
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -135,6 +138,25 @@ def test_alike_nodes_in_a_row_are_one_component() -> None:
 def test_a_script_of_ones_own_goes_through_the_launch_door() -> None:
     text = node_script(job(script="../Megatron-LM/pretrain_gpt.py")).text
     assert "-m megatron_hetero.launch ../Megatron-LM/pretrain_gpt.py" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--seq-length", "128"), "seq_length: plan 64, flags 128"),
+        (("--hidden-size", "128"), "hidden_size: plan 64, flags 128"),
+        (("--max-position-embeddings", "32"), "less than --seq-length 64"),
+    ],
+)
+def test_added_flags_of_another_job_are_refused(more: tuple[str, ...], words: str) -> None:
+    flags = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+    flags += " --max-position-embeddings 128 --global-batch-size 16 --micro-batch-size 1 --bf16"
+    workload = load_workload(None, (*flags.split(), "--vocab-size", "256"))
+    plan = replace(placed(["a:0", "a:1", "b:0", "b:1"], a=2, b=2), workload=workload)
+    assert is_stock(plan)
+    node_script(job(plan=plan, more_flags=("--lr", "1e-4")))
+    with pytest.raises(HeteroError, match=words):
+        node_script(job(plan=plan, more_flags=more))
 
 
 @pytest.mark.parametrize(

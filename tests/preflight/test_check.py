@@ -124,6 +124,12 @@ def with_doubt() -> tuple[Plan, Cluster]:
     return plan, replace(cluster, doubts=(Doubt("cluster.yaml:8", "too fast", "write less"),))
 
 
+OF_ANOTHER_JOB = (
+    "--num-layers 8 --hidden-size 1024 --num-attention-heads 8 --seq-length 128 --bf16 "
+    "--max-position-embeddings 256 --global-batch-size 16 --micro-batch-size 1"
+)
+"""The flags of the plans here, but for the length of a sequence, which is 256."""
+
 FAULTS: tuple[
     tuple[str, Job, tuple[str, ...]], ...
 ] = (
@@ -194,6 +200,7 @@ FAULTS: tuple[
     ("memory-exceeded", lambda: on_smaller_memory(-0.05), ()),
     ("memory-tight", lambda: on_smaller_memory(0.01), ()),
     ("launch-refused", lambda: with_host(*A100S(), "a", "0.0.0.0"), ()),
+    ("launch-refused", lambda: flagged(A100S, *OF_ANOTHER_JOB.split()), ()),
 )  # fmt: skip
 
 

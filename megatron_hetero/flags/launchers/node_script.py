@@ -20,6 +20,7 @@ from megatron_hetero.flags.environment import (
 from megatron_hetero.flags.launch import HETERO_ENTRY, ONE_MACHINE, STOCK_ENTRY
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
 from megatron_hetero.flags.launchers.replanning import FLAG
+from megatron_hetero.flags.planned_sizes import check_more_flags
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Host
 
@@ -166,6 +167,7 @@ def _arguments(job: LaunchJob) -> Iterator[str]:
     needs_file = argv[-2:] == ("--hetero-plan", PLAN_NAME)
     # Judged against the plan; then they come last, where Megatron's parser lets them win.
     plan_arguments(job.plan, job.more_flags, in_our_runtime=is_replanned)
+    check_more_flags(job.plan, job.more_flags)
     ours = FLAG if is_replanned else ()
     yield render_bash([*(argv[:-2] if needs_file else argv), *job.more_flags, *ours])
     # The path is that of this folder, wherever the folder lies.
