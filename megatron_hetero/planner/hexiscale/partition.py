@@ -128,6 +128,7 @@ def _refine(
     half the heaviest vertex, and then if it cuts less.
     """
     wanted, room = share * weights.sum(), weights.max() / 2
+    slack = ROUNDING * float(weights.max())
     while True:
         moved, order = side.copy(), []
         held = float(weights[~side].sum())
@@ -163,7 +164,10 @@ def _refine(
             order.append(vertex)
             # Remember the best point of the pass.
             point = (float(off[vertex]), cut)
-            if point < (best[0], best[1] - ROUNDING * (1 + abs(best[1]))):
+            # Rounding is no gain: passes that undo each other would never end.
+            is_nearer = point[0] < best[0] - slack
+            cuts_less = point[1] < best[1] - ROUNDING * (1 + abs(best[1]))
+            if is_nearer or (point[0] <= best[0] + slack and cuts_less):
                 best, num_best = point, len(order)
         # No better point: done. Otherwise keep the moves up to it.
         if not num_best:
