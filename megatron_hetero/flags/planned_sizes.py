@@ -55,11 +55,8 @@ def differing_sizes(plan: Plan, workload: Workload) -> tuple[str, ...]:
 def own_flags_differ(plan: Plan, source: str) -> tuple[str, ...]:
     """Return `differing_sizes` of a plan's own `megatron_args`, which an edit may have changed;
     nothing where these do not describe a whole model."""
-    try:
-        workload = _job_of_flags(plan, source)
-    except ModelError:
-        return ()
-    return () if workload is None else differing_sizes(plan, workload)
+    job = _own_job(plan, source)
+    return () if job is None else differing_sizes(plan, job)
 
 
 def check_more_flags(plan: Plan, more: Sequence[str]) -> None:
@@ -73,13 +70,9 @@ def check_more_flags(plan: Plan, more: Sequence[str]) -> None:
         ModelError: the added flags contradict the plan's own.
     """
     source = "the plan's flags with those of the command line"
-    try:
-        if not more or _job_of_flags(plan, source) is None:
-            return
-    except ModelError:
+    if plan.workload is None or not more or _own_job(plan, source) is None:
         return
-    workload = _job_of_flags(plan, source, more)
-    differing = () if workload is None else differing_sizes(plan, workload)
+    differing = differing_sizes(plan, _job_of_flags(plan.workload, source, more))
     if differing:
         raise UsageError(
             f"{' '.join(more)}: with these flags the job is not the one that the plan was made for "
@@ -87,14 +80,19 @@ def check_more_flags(plan: Plan, more: Sequence[str]) -> None:
         )
 
 
-def _job_of_flags(plan: Plan, source: str, more: Sequence[str] = ()) -> Workload | None:
-    """Read the job that a plan's own flags describe, with `more` behind them, which win; None of a
-    plan without a job."""
-    if plan.workload is None:
+def _own_job(plan: Plan, source: str) -> Workload | None:
+    """Read the job that a plan's own flags describe; None where they describe no whole model."""
+    try:
+        return None if plan.workload is None else _job_of_flags(plan.workload, source)
+    except ModelError:
         return None
-    words = [*plan.workload.megatron_args, *more]
+
+
+def _job_of_flags(planned: Workload, source: str, more: Sequence[str] = ()) -> Workload:
+    """Read the job that a plan's own flags describe, with `more` behind them, which win."""
+    words = [*planned.megatron_args, *more]
     if "--vocab-size" not in words:
         # The tokenizer that tells it may be on another machine.
-        words += ["--vocab-size", str(plan.workload.model.vocab_size)]
+        words += ["--vocab-size", str(planned.model.vocab_size)]
     job = JobText(source, group_arguments(command_line_words(words)))
     return workload_from_arguments(job, is_planned=False)

@@ -12,7 +12,7 @@ from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, Replica, Stage
-from megatron_hetero.plan.ranks import Position, place_name
+from megatron_hetero.plan.ranks import device_places, place_name
 from megatron_hetero.units import format_bytes, format_duration
 
 MEMORY = "memory in use"
@@ -132,13 +132,8 @@ def _devices(before: Plan, after: Plan) -> Iterator[Difference]:
 def _place_of_device(plan: Plan) -> dict[str, str]:
     places = dict.fromkeys(plan.idle_devices, "idle")
     layout = plan.layout
-    # Not `positions`: a plan edited by hand may have too few devices for its shapes.
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            for i, device in enumerate(stage.devices):
-                context_rank, tensor_rank = divmod(i, stage.shape.tensor_parallel)
-                place = Position(r, s, tensor_rank, device, context_rank)
-                places[device] = place_name(place, layout)
+    for device, place in device_places(plan).items():
+        places[device] = place_name(place, layout)
     return places
 
 

@@ -45,8 +45,18 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
     # A bare layout has no hosts: ranks follow its reading order.
     if not plan.hosts:
         return positions(plan.layout)
+    place_of_device = device_places(plan)
+    # Global ranks follow the hosts, as torchrun numbers processes.
+    return tuple(
+        place_of_device[f"{host.node}:{index}"] for host in plan.hosts for index in host.gpu_indices
+    )
+
+
+def device_places(plan: Plan) -> dict[str, Position]:
+    """Return the place of every device that a plan names in a stage, also where an edit has left a
+    stage too few or too many of them."""
     # A stage's devices come group by group, tensor-parallel rank fastest.
-    place_of_device = {
+    return {
         device: Position(
             r, s, i % stage.shape.tensor_parallel, device, i // stage.shape.tensor_parallel
         )
@@ -54,19 +64,13 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
         for s, stage in enumerate(replica.stages)
         for i, device in enumerate(stage.devices)
     }
-    # Global ranks follow the hosts, as torchrun numbers processes.
-    return tuple(
-        place_of_device[f"{host.node}:{index}"] for host in plan.hosts for index in host.gpu_indices
-    )
 
 
 def place_name(place: Position, layout: Layout) -> str:
     """Return a place of a layout in words, with its context rank where its stage has several."""
     shape = layout.replicas[place.replica].stages[place.stage]
     context = f", context rank {place.context_rank}" if shape.context_parallel > 1 else ""
-    return (
-        f"replica {place.replica}, stage {place.stage}, tensor rank {place.tensor_rank}{context}"
-    )
+    return f"replica {place.replica}, stage {place.stage}, tensor rank {place.tensor_rank}{context}"
 
 
 def rank_names(plan: Plan) -> list[str]:

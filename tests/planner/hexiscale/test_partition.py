@@ -72,12 +72,6 @@ def test_machines_stay_whole_or_are_spread_as_the_weights_say() -> None:
     assert all(len(part) == 16 and len(set(machine[list(part)])) >= 15 for part in spread)
 
 
-def cut_weight(edge_weights: Weights, parts: Sequence[Sequence[int]]) -> float:
-    """Return weight of all edges between different parts."""
-    inside = sum(float(edge_weights[np.ix_(part, part)].sum()) for part in parts)
-    return (float(edge_weights.sum()) - inside) / 2
-
-
 def test_passes_that_gain_by_rounding_alone_end() -> None:
     # Two passes that undo each other each seemed nearer by the last digit of a sum.
     heavy, light = 8.100735335439369, 5.720399189028148
@@ -86,3 +80,9 @@ def test_passes_that_gain_by_rounding_alone_end() -> None:
     np.fill_diagonal(edges, 0)
     parts = partition([heavy] * 5 + [light] * 2, edges, 2)
     assert sorted(vertex for part in parts for vertex in part) == list(range(7))
+
+
+def cut_weight(edge_weights: Weights, parts: Sequence[Sequence[int]]) -> float:
+    """Return weight of all edges between different parts."""
+    inside = sum(float(edge_weights[np.ix_(part, part)].sum()) for part in parts)
+    return (float(edge_weights.sum()) - inside) / 2
