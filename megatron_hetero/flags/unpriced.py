@@ -50,11 +50,8 @@ UNPRICED: tuple[Unpriced, ...] = (
         "--gpu-sniff-test-interval --train-sync-interval",
     ),
     Unpriced(
-        "longer", "--recompute-modules", lambda job: job.training.recompute == "selective"
-    ),
-    Unpriced(
         "longer",
-        "--moe-layer-recompute --moe-pad-expert-input-to-capacity --moe-router-padding-for-fp8 "
+        "--moe-pad-expert-input-to-capacity --moe-router-padding-for-fp8 "
         "--moe-router-padding-for-quantization",
         lambda job: job.model.num_experts > 0,
     ),
@@ -102,7 +99,7 @@ UNPRICED: tuple[Unpriced, ...] = (
         lambda job: job.model.num_experts > 0,
     ),
 )
-_AS_PRICED = {"--rerun-mode": ("disabled",), "--recompute-modules": ("core_attn",)}
+_AS_PRICED = {"--rerun-mode": ("disabled",)}
 """Flag -> values, beside the default, that change nothing."""
 
 

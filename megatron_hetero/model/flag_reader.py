@@ -175,6 +175,14 @@ class FlagReader:
             word = Word(value, argument.where)
             self._arguments[flag] = replace(argument, values=(word,))
 
+    def say_instead(self, flag: str, flags: Mapping[str, Sequence[str]]) -> None:
+        """Let other flags, with these values, say what a flag of the job says."""
+        if self._is_planned:
+            where = self._arguments.pop(flag).where
+            for name, values in flags.items():
+                words = tuple(Word(value, where) for value in values)
+                self._arguments[name] = Argument(name, words, where)
+
     def kept(self) -> tuple[str, ...]:
         """Return every known argument, in the form that Megatron gets."""
         return tuple(word for a in self._arguments.values() for word in a.words or ())

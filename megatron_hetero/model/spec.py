@@ -178,13 +178,14 @@ class TrainingSpec:
     """Settings of the training on which time, memory and equality depend.
 
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
-    granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
+    granularity, `recompute_modules` what "selective" means (`model.recompute`; empty is core
+    attention).  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
     less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8 by
     `fp8_recipe`, Megatron's, weights and activations as `precision` has them.  `grouped_experts`:
     the experts of a rank are one call (`--moe-grouped-gemm`).  `fp32_residual_connection`: what
     layers hand on is in fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
-    `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: how predictions have
-    stages send: "as-run", as the trainer of the plan does (stock Megatron waits for its sends), or
+    `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: predictions have
+    stages send "as-run", as the trainer of the plan does (stock Megatron waits for its sends),
     "buffered", as trainers do that go on after a send, or "rendezvous", as trainers do that wait
     for the receiver of a large message.  `fused_scores`: where attention stores no
     scores without `flash_attention` too (`runtime.parallel.fused_rows`): on stages that divide
@@ -226,6 +227,7 @@ class TrainingSpec:
     unfused_gradients: bool = field(default=False, metadata=ONLY_IF_SET)
     fused_loss: FusedLoss = field(default="", metadata=ONLY_IF_SET)
     state_widths: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
+    recompute_modules: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal, cast, get_args
 
 from megatron_hetero.model.flag_reader import FlagReader
+from megatron_hetero.model.recompute import recompute_of
 from megatron_hetero.model.spec import (
     Fp8Recipe,
     FusedLoss,
@@ -22,7 +23,6 @@ from megatron_hetero.model.spec import (
 _OPTIMIZERS = ("adam", "sgd")
 SOFTMAXES = ("vanilla", "off-by-one", "learnable")
 _IMPLEMENTATIONS = ("local", "transformer_engine", "inference_optimized")
-_RECOMPUTE = ("full", "selective")
 
 
 def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
@@ -41,13 +41,14 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
     if optimizer[0] not in _OPTIMIZERS:
         flags.refuse("--optimizer", f'the optimizer "{optimizer[0]}"')
     flash_attention, fused_scores = _scores(flags, model)
+    recompute, recompute_modules = recompute_of(flags, model)
     return TrainingSpec(
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
         precision=_precision(flags),
         sequence_parallel=flags.switch("--sequence-parallel"),
         optimizer=cast(Literal["adam", "sgd"], flags.text("--optimizer", "adam", _OPTIMIZERS)),
-        recompute=_recompute(flags, model.num_layers),
+        recompute=recompute,
         use_distributed_optimizer=flags.switch("--use-distributed-optimizer"),
         per_token_loss=flags.switch("--calculate-per-token-loss"),
         flash_attention=flash_attention,
@@ -71,6 +72,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         unfused_gradients=flags.switch("--no-gradient-accumulation-fusion"),
         fused_loss=_fused_loss(flags),
         state_widths=_state_widths(flags),
+        recompute_modules=recompute_modules,
     )
 
 
@@ -143,45 +145,6 @@ def _precision(flags: FlagReader) -> Precision:
     if bf16 and fp16:
         flags.fail(["--fp16"], "both --bf16 and --fp16 are given; keep one of them")
     return "bf16" if bf16 else "fp16" if fp16 else "fp32"
-
-
-def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective", "full"]:
-    """Read Megatron's granularity; set the forms aside that a plan does not start from."""
-    granularity = flags.text("--recompute-granularity", "none", _RECOMPUTE)
-    # The older flag is short for the selective granularity.
-    if flags.switch("--recompute-activations"):
-        granularity = "selective"
-    # Of selective recompute only the core of attention is priced.
-    if granularity == "selective":
-        modules = flags.words("--recompute-modules")
-        if modules is not None and "core_attn" not in modules:
-            flags.refuse("--recompute-modules", "selective recompute without core_attn")
-        return "selective"
-    if granularity == "none":
-        return "none"
-    # Megatron's full recompute has no default for how many layers, and in which way.
-    method = flags.text("--recompute-method", "", ("uniform", "block"))
-    layers = flags.optional_size("--recompute-num-layers")
-    if not method or layers is None:
-        flags.fail(
-            ["--recompute-granularity"],
-            "--recompute-granularity full needs --recompute-method and --recompute-num-layers; "
-            "add --recompute-method uniform --recompute-num-layers 1",
-        )
-    # `uniform` counts layers that are recomputed together, `block` layers of each stage.
-    if method == "uniform" and layers != 1:
-        _set_recompute_aside(flags, f"recompute of {layers} layers at a time")
-    if method == "block" and layers < num_layers:
-        _set_recompute_aside(flags, f"recompute of {layers} layers of each stage")
-    return "full"
-
-
-def _set_recompute_aside(flags: FlagReader, what: str) -> None:
-    """Take the plan's own form of full recompute in place of the job's, as parallel sizes are."""
-    reason = "the plan decides which layers are recomputed, and is made from all, one at a time"
-    flags.set_aside("--recompute-num-layers", what, reason)
-    flags.replace("--recompute-method", "uniform")
-    flags.replace("--recompute-num-layers", "1")
 
 
 def _fused_activation(flags: FlagReader, model: ModelSpec) -> bool:

@@ -19,7 +19,8 @@ MODEL = (
 STOCK, ASYMMETRIC = "tp1:2,tp1:2 @8", "tp2:3,tp1:1 @8"
 PRICED = (
     "--recompute-activations --attention-backend --fp8-format --no-gradient-accumulation-fusion "
-    "--cross-entropy-loss-fusion --cross-entropy-fusion-impl"
+    "--cross-entropy-loss-fusion --cross-entropy-fusion-impl --recompute-modules "
+    "--moe-layer-recompute"
 )
 """Flags of kernels and GPUs that prices read (`model.training_flags`)."""
 TIMELESS = """
@@ -81,11 +82,7 @@ def test_a_flag_is_in_one_entry() -> None:
         # Values that are the default's, or priced.
         ("--timing-log-level 0 --rerun-mode disabled --cp-comm-type p2p", ""),
         ("--rerun-mode report_stats --timing-log-level 2", "longer with --rerun-mode, --timing-"),
-        ("--recompute-granularity selective --recompute-modules core_attn", ""),
-        (
-            "--recompute-granularity selective --recompute-modules core_attn mlp",
-            "longer with --recompute-modules",
-        ),
+        ("--recompute-granularity selective --recompute-modules core_attn mlp", ""),
         # The last of two counts.
         ("--timing-log-level 2 --timing-log-level 0", ""),
     ],

@@ -198,7 +198,6 @@ def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> Non
         ("--rampup-batch-size 4 4 100", "a batch size that changes"),
         ("--position-embedding-type mrope", '"mrope"'),
         ("--optimizer muon", 'the optimizer "muon"'),
-        ("--recompute-granularity selective --recompute-modules mlp", "without core_attn"),
     ],
 )
 def test_what_cannot_be_planned_yet_is_refused_by_name(flags: str, feature: str) -> None:

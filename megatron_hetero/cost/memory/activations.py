@@ -12,9 +12,12 @@ from __future__ import annotations
 from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.model.recompute import norms_again, recomputed
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 _STATISTIC_BYTES = 4
+_SHARED = frozenset({"moe", "shared_experts"})
+"""Modules whose recompute contains the shared expert."""
 
 
 def layer_activation_bytes(
@@ -36,30 +39,55 @@ def layer_activation_bytes(
     # Full recompute keeps the layer's input alone.
     if recompute == "full":
         return own_tokens * model.hidden_size * residual
-    # Input and output of both norms, and a mask byte after each of the two dropouts.
+    # Input of both norms, and a mask byte after each of the two dropouts.
     kept_of_norms = 2 * residual + (2 if training.hidden_dropout else 0)
-    outputs = sum(_norm_output_bytes(model, training))
-    whole = int(own_tokens * model.hidden_size * (kept_of_norms + outputs))
-    whole += 2 * own_tokens * _norm_statistics(model)
-    kept = mlp_activation_bytes(model, training, share)
+    parts = part_activation_bytes(model, training, share, flash, recomputed(training, recompute))
+    return own_tokens * model.hidden_size * kept_of_norms + sum(parts)
+
+
+def part_activation_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, again: frozenset[str]
+) -> tuple[int, int]:
+    """Count the bytes that attention and the MLP of a layer keep, each with the norm before it, but
+    for the norm's input.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        flash: attention is fused.
+        again: modules that are computed again (`model.recompute`).
+    """
+    norms = _norm_bytes(model, training, share, again)
     attention = _kept_by_latent_attention if model.kv_lora_rank else _kept_by_attention
-    return whole + kept + attention(model, training, share, flash, recompute)
+    mlp = mlp_activation_bytes(model, training, share, again)
+    return norms[0] + attention(model, training, share, flash, again), norms[1] + mlp
 
 
-def _norm_output_bytes(model: ModelSpec, training: TrainingSpec) -> tuple[float, float]:
-    """Return the bytes kept of an element behind the norm before attention, and before the MLP: in
-    fp8 what the products there have cast."""
+def _norm_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, again: frozenset[str]
+) -> tuple[int, int]:
+    """Count what is kept behind the norm before attention, and before the MLP: in fp8 what the
+    products there have cast; and statistics."""
     element, cast = training.element_bytes, training.product_input_bytes
-    if not training.fp8:
-        return element, element
-    # Both down-projections of latent attention cast their input; a router keeps it as it is, and a
-    # shared expert beside it another cast with the recipe that cannot cast again
-    # (`set_save_original_input`).
-    before_attention = 2 * cast if model.kv_lora_rank else cast
-    if not model.num_experts:
-        return before_attention, cast
-    is_cast_too = model.moe_shared_expert_intermediate_size and training.fp8_recipe == "delayed"
-    return before_attention, element + (cast if is_cast_too else 0)
+    before_attention: float = element
+    before_mlp: float = element
+    if training.fp8:
+        # Both down-projections of latent attention cast their input.
+        before_attention = 2 * cast if model.kv_lora_rank else cast
+        before_mlp = cast
+    if training.fp8 and model.num_experts:
+        # A router keeps its input as it is, and a shared expert beside it another cast with the
+        # recipe that cannot cast again (`set_save_original_input`).
+        has_cast = bool(model.moe_shared_expert_intermediate_size) and not again & _SHARED
+        before_mlp = element + (cast if has_cast and training.fp8_recipe == "delayed" else 0)
+    # A checkpoint keeps its input: with Transformer Engine's dense MLP the norm is within.
+    is_within = "mlp" in again and not (training.local_layers or model.num_experts)
+    first, second = norms_again(model, training, again)
+    rows, statistics = share.own_tokens(model, training), norm_statistics(model)
+    each = [
+        0 if dropped else int(rows * model.hidden_size * kept) + rows * statistics
+        for kept, dropped in ((before_attention, first), (before_mlp, second or is_within))
+    ]
+    return each[0], each[1]
 
 
 def _cast_context_bytes(training: TrainingSpec) -> float:
@@ -79,7 +107,7 @@ def score_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fl
 
 
 def _kept_by_attention(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, again: frozenset[str]
 ) -> int:
     """Count the bytes of queries, keys, values and context, and of the scores or their substitute.
     """
@@ -92,7 +120,7 @@ def _kept_by_attention(
     # Queries, keys and values, their product, and the context.
     elements = 2 * query + 2 * key_value
     if not flash:
-        if grouped and recompute == "none" and share.stores_scores(training, flash):
+        if grouped and "core_attn" not in again and share.stores_scores(training, flash):
             # The local attention repeats keys and values for every head of their group.
             elements = 4 * query
         elif rotary:
@@ -100,7 +128,7 @@ def _kept_by_attention(
             elements += query + key_value
     # Norms of queries and keys keep their inputs, which are not what attention keeps.
     normalised = query + key_value if model.qk_layernorm else 0
-    gathers = not flash and share.context_parallel > 1 and recompute == "none"
+    gathers = not flash and share.context_parallel > 1 and "core_attn" not in again
     if gathers:
         # Own keys and values are copied; the product that they are part of stays where the queries
         # are a part of it, or the norms have them as their input.
@@ -124,9 +152,9 @@ def _kept_by_attention(
         # Cosines and sines, for the queries and for the keys; the same for all sequences.
         kept += 4 * share.sequence_tokens(model) * model.kv_channels * element
     if model.qk_layernorm:
-        kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
-    # Selective recompute drops the scores.
-    if recompute == "selective":
+        kept += tokens * (num_heads + key_value // model.kv_channels) * norm_statistics(model)
+    # Recompute of the core drops the scores.
+    if "core_attn" in again:
         return kept
     if not share.stores_scores(training, flash):
         return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
@@ -136,7 +164,7 @@ def _kept_by_attention(
 
 
 def _kept_by_latent_attention(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, again: frozenset[str]
 ) -> int:
     """Count the bytes kept by multi-latent attention: latents, what they are projected up to, the
     queries and keys put together of rotated and plain parts, values, context and scores."""
@@ -149,17 +177,25 @@ def _kept_by_latent_attention(
     # gathers them for the whole sequence.  Their norms keep what they make of them as well.
     of_latents = tokens if model.divides_latents else own_tokens
     kept = of_latents * element * (latents + model.qk_pos_emb_head_dim)
-    if model.qk_layernorm:
+    is_projected_again = "mla_up_proj" in again
+    # Transformer Engine has these norms in the up-projections.
+    if model.qk_layernorm and (training.local_layers or not is_projected_again):
         kept += int(own_tokens * training.product_input_bytes * latents)
         num_norms = 2 if model.q_lora_rank else 1
-        kept += own_tokens * num_norms * _norm_statistics(model)
+        kept += own_tokens * num_norms * norm_statistics(model)
     # Rotated and plain parts are put together anew, so queries, keys, values and context are new.
-    kept += tokens * element * (2 * query + 2 * value)
+    # The context alone is no work of the up-projections, which keep what goes in: latents, and the
+    # gathered rotary keys.
+    if is_projected_again:
+        is_gathered = share.width > 1 and training.sequence_parallel
+        kept += tokens * element * (value + is_gathered * model.qk_pos_emb_head_dim)
+    else:
+        kept += tokens * element * (2 * query + 2 * value)
     kept += int(tokens * value * _cast_context_bytes(training))
-    if not flash:
+    if not (flash or is_projected_again):
         # Cosines and sines of the rotary part.
         kept += 4 * model.seq_length * model.qk_pos_emb_head_dim * element
-    if recompute == "selective":
+    if "core_attn" in again:
         return kept
     if flash:
         return kept + _STATISTIC_BYTES * tokens * heads
@@ -186,76 +222,10 @@ def _gathered_bytes(
     return 2 * tokens * elements * training.element_bytes + 8 * model.seq_length + mask
 
 
-def _norm_statistics(model: ModelSpec) -> int:
+def norm_statistics(model: ModelSpec) -> int:
     """Count the bytes that a norm keeps for each row: mean and reciprocal deviation, or the latter
     alone."""
     return _STATISTIC_BYTES * (2 if model.normalization == "LayerNorm" else 1)
-
-
-def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Count the bytes that the embedding keeps: token and position numbers, the marks of tokens
-    whose rows another member holds, and a mask byte after its dropout.
-
-    Args:
-        share: the device's part of its tensor-parallel group.
-    """
-    # Token and position numbers are 8 bytes, the mark of a foreign row one.
-    tokens = share.num_tokens(model, training)
-    numbers = 2 if model.position_embedding == "learned_absolute" else 1
-    kept = tokens * (8 * numbers + (1 if share.width > 1 else 0))
-    if training.hidden_dropout:
-        kept += share.own_tokens(model, training) * model.hidden_size
-    return kept
-
-
-def head_activation_bytes(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int
-) -> int:
-    """Count the bytes that the last norm, the output layer and the vocabulary-parallel cross
-    entropy keep.
-
-    The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
-    already (`megatron.core.tensor_parallel.cross_entropy`); Transformer Engine's keeps a copy of
-    the logits as they are.
-
-    Args:
-        share: the device's part of its tensor-parallel group.
-        vocab_rows: rows of the padded vocabulary.
-    """
-    element = training.element_bytes
-    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
-    norm = model.hidden_size * (training.residual_bytes + element) + _norm_statistics(model)
-    kept = own_tokens * norm
-    logit = element if training.fused_loss == "te" else 4
-    # For each token its label, where it lies, and its weight in the loss.
-    return kept + tokens * (vocab_rows // share.width) * logit + tokens * (8 + 1 + 4)
-
-
-def further_activation_bytes(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int, flash: bool
-) -> int:
-    """Count the bytes kept by the layers for further tokens: each has an embedding, a joining and a
-    loss of its own.
-
-    Args:
-        share: the device's part of its tensor-parallel group.
-        vocab_rows: rows of the padded vocabulary.
-        flash: attention is fused.
-    """
-    if not model.mtp_num_layers:
-        return 0
-    joined = 2 * share.num_tokens(model, training) * model.hidden_size * training.element_bytes
-    # Inputs of the two norms before the joining; that of the last norm is the head's.
-    normed = (
-        2
-        * share.own_tokens(model, training)
-        * (model.hidden_size * training.element_bytes + _norm_statistics(model))
-    )
-    # A whole layer, an embedding and a loss of their own for each further token.
-    kept = layer_activation_bytes(model, training, share, flash, training.recompute)
-    kept += embedding_activation_bytes(model, training, share)
-    kept += head_activation_bytes(model, training, share, vocab_rows)
-    return model.mtp_num_layers * (kept + joined + normed)
 
 
 def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
@@ -268,7 +238,7 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
         share: the device's part of its tensor-parallel group.
         flash: attention is fused, which needs no mask.
     """
-    is_gathered = share.context_parallel > 1 and training.recompute == "none"
+    is_gathered = share.context_parallel > 1 and "core_attn" not in recomputed(training)
     if is_gathered or not share.stores_scores(training, flash):
         return 0
     return share.sequence_tokens(model) * model.seq_length
@@ -284,7 +254,7 @@ def own_mask_bytes(
         share: the device's part of its tensor-parallel group.
         flash: attention is fused, which needs no mask.
     """
-    is_made_again = share.context_parallel > 1 or training.recompute != "none"
+    is_made_again = share.context_parallel > 1 or "core_attn" in recomputed(training)
     if is_made_again or not share.stores_scores(training, flash):
         return 0
     return model.seq_length**2

@@ -13,12 +13,14 @@ from operator import add
 
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.memory.activations import (
-    embedding_activation_bytes,
-    further_activation_bytes,
-    head_activation_bytes,
     layer_activation_bytes,
     mask_bytes,
     own_mask_bytes,
+)
+from megatron_hetero.cost.memory.ends import (
+    embedding_activation_bytes,
+    further_activation_bytes,
+    head_activation_bytes,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.memory.stage import StageMemory, of_kinds, part_of

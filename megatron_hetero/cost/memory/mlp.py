@@ -8,14 +8,29 @@ from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 
-def mlp_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+def mlp_activation_bytes(
+    model: ModelSpec,
+    training: TrainingSpec,
+    share: TensorShare,
+    again: frozenset[str] = frozenset(),
+) -> int:
     """Count the bytes that the MLP of one layer, or its experts, keep for backward; the norm before
-    it is not counted."""
+    it is not counted.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        again: modules that are computed again (`model.recompute`).
+    """
     if not model.num_experts:
-        return int(share.num_tokens(model, training) * _kept_by_mlp(model, training, share))
+        each = 0.0 if "mlp" in again else _kept_by_mlp(model, training, share)
+        return int(share.num_tokens(model, training) * each)
+    if "moe" in again:
+        return 0
     # Routed experts, and beside them the expert of all tokens.
-    kept = _kept_by_experts(model, training, share)
-    return kept + _kept_by_shared_expert(model, training, share)
+    kept = _kept_by_experts(model, training, share, "moe_act" in again)
+    if "shared_experts" not in again:
+        kept += _kept_by_shared_expert(model, training, share)
+    return kept
 
 
 def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
@@ -31,7 +46,9 @@ def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -
     return share.mlp_columns * each
 
 
-def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+def _kept_by_experts(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, is_activated_again: bool
+) -> int:
     """Count the bytes kept, with tokens spread evenly over the experts.
 
     For each token and each of its experts: the input of the first product, which is a copy of its
@@ -46,8 +63,12 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
     router = own_tokens * (model.moe_router_topk * chosen + model.num_experts * scores + 4)
     router += tokens * model.num_experts  # who got which token
     unweighted = 0 if training.fused_activation and model.gated_mlp else share.mlp_columns
-    each = model.hidden_size * training.product_input_bytes
-    each += _kept_by_mlp(model, training, share) + (unweighted + 1) * element
+    each = model.hidden_size * training.product_input_bytes + element
+    if is_activated_again:
+        # What the first product gives, alone.
+        each += (2 if model.gated_mlp else 1) * share.mlp_columns * element
+    else:
+        each += _kept_by_mlp(model, training, share) + unweighted * element
     # Tokens that come to this member's experts; two 8-byte numbers a token say where it lies.
     here = int(share.routed_tokens(model, training))
     return int(here * (each + 2 * 8)) + router

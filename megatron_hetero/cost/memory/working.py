@@ -6,9 +6,14 @@ in fp32 run it, and jobs in 16 bits that have no fused softmax of Apex.
 
 from __future__ import annotations
 
-from megatron_hetero.cost.memory.activations import layer_activation_bytes, score_bytes
+from megatron_hetero.cost.memory.activations import (
+    layer_activation_bytes,
+    part_activation_bytes,
+    score_bytes,
+)
 from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 _SCORES_IN_BACKWARD = 4
@@ -77,10 +82,11 @@ def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, 
 
     The greatest of some moments: in the MLP or the experts, gradients of its widest activations; in
     unfused attention, tensors of scores, when the layer's own scores and its MLP's activations are
-    already let go; with gradients that lie apart, those of all experts that are one call.  All that
-    the layer recomputes comes on top.
+    already let go; with gradients that lie apart, those of all experts that are one call.  What is
+    recomputed by then comes on top: all of the layer, or the part's own modules.
     """
     tokens, element = share.num_tokens(model, training), training.element_bytes
+    of_attention, of_mlp = _recomputed_bytes(model, training, share, flash)
     # Moment 1: the MLP, or experts, which have a row for each token that comes to them; all of them
     # are at work, or one.
     rows = at_work = float(tokens)
@@ -92,16 +98,34 @@ def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, 
     working = int(element * (wide + 2 * max(rows, tokens) * model.hidden_size))
     if training.unfused_gradients and training.grouped_experts:
         working = max(working, _experts_gradients_bytes(model, training, share))
-    # Moment 2: the mask of unfused attention; scores are kept unless attention is recomputed.
+    working += of_mlp
+    # Moment 2: attention, whose scores are kept unless they are recomputed.
+    in_attention = 0
     if scores := score_bytes(model, training, share, flash):
-        let_go = mlp_activation_bytes(model, training, share)
+        again = frozenset() if training.recompute == "full" else recomputed(training)
+        let_go = mlp_activation_bytes(model, training, share, again)
         let_go += scores * 2 + scores // element if training.attention_dropout else scores
-        working = max(working, _SCORES_IN_BACKWARD * scores - let_go)
-    # What the layer computes again before its backward.
-    if training.recompute != "none":
-        working += layer_activation_bytes(model, training, share, flash, "none")
-        working -= layer_activation_bytes(model, training, share, flash, training.recompute)
-    return working
+        in_attention = _SCORES_IN_BACKWARD * scores - let_go
+    return max(working, in_attention + of_attention)
+
+
+def _recomputed_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
+) -> tuple[int, int]:
+    """Return what has been computed again, and is not let go yet, in the backward pass of attention
+    and of the MLP."""
+    if training.recompute == "none":
+        return 0, 0
+    if training.recompute == "full":
+        given = model, training, share, flash
+        whole = layer_activation_bytes(*given, "none") - layer_activation_bytes(*given, "full")
+        return whole, whole
+    nothing: frozenset[str] = frozenset()
+    kept, still_kept = (
+        part_activation_bytes(model, training, share, flash, again)
+        for again in (nothing, recomputed(training))
+    )
+    return kept[0] - still_kept[0], kept[1] - still_kept[1]
 
 
 def _experts_gradients_bytes(

@@ -30,6 +30,7 @@ from megatron_hetero.cost.work.products import GemmEfficiency, Product
 from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
 _FUSED_BACKWARD_PRODUCTS = 3, 2
@@ -159,13 +160,17 @@ def part_seconds(
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, (gpu, share), work, speed, is_fused, calibration)
     accumulation_s = gradient_accumulation_s(work.num_params, speed, training)
-    # What is recomputed takes a forward pass once more.
-    again = 1.0 if training.recompute == "full" else 0.0
-    core_again = 1.0 if training.recompute == "selective" else again
+    # What is recomputed takes its forward pass once more.
+    products_again_s = _product_times(work.again.products, speed).forward_s
+    core_again_s = core.forward_s if "core_attn" in recomputed(training) else 0.0
+    elementwise_again_s = speed.memory_s(work.again.memory_bytes)
     return PartSeconds(
-        (products.forward_s, products.backward_s + again * products.forward_s),
-        (core.forward_s, core.backward_s + core_again * core.forward_s),
-        (elementwise_s, (_BACKWARD_MEMORY_RATIO + again) * elementwise_s + accumulation_s),
+        (products.forward_s, products.backward_s + products_again_s),
+        (core.forward_s, core.backward_s + core_again_s),
+        (
+            elementwise_s,
+            _BACKWARD_MEMORY_RATIO * elementwise_s + elementwise_again_s + accumulation_s,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.work.compute import PassTimes, core_attention_times, is_ring, slowest
 from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.cost.work.under_products import Member
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import Workload
 
 
@@ -44,7 +45,7 @@ def waiting_times(
         forward_s = max(0.0, forward_s - hidden * core.forward_s)
         backward_s = max(0.0, backward_s - hidden * core.backward_s)
     # Recomputed attention asks for keys and values once more in the backward pass.
-    if training.recompute != "none":
+    if "core_attn" in recomputed(training):
         backward_s += forward_s
     return PassTimes(forward_s, backward_s)
 
@@ -69,7 +70,7 @@ def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
         pair, rounds = key + value, share.context_parallel - 1
         forward = 2 * pair + (2 + 3 * rounds) * result
         backward = 4 * pair + 2 * query + (3 * query + 1.5 * pair) * rounds
-        if training.recompute != "none":
+        if "core_attn" in recomputed(training):
             backward += forward
         num_bytes = share.num_tokens(model, training) * training.element_bytes
         memory_s = speed_of(training, gpu).memory_s

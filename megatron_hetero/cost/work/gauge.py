@@ -97,6 +97,7 @@ def gauged_times(
         piece: embedding, decoder layer or head.
         model: the analytic model of that type.
     """
+    training = workload.training
     # The measured point that is nearest in width, then in settings, then in size.
     near = profile.nearest(workload, gpu_name, share.width, piece)
     if near is None:
@@ -109,6 +110,9 @@ def gauged_times(
     seen = _with_training(
         _without_overlap(workload), near.micro_batch_size, near.recompute, near.sequence_parallel
     )
+    if near.recompute == "selective" and near.recompute_modules != training.recompute_modules:
+        of_point = replace(seen.training, recompute_modules=near.recompute_modules)
+        seen = replace(seen, training=of_point)
     is_measured = seen.training == workload.training and near.width == share.width
     if is_measured and share == even:
         return Gauged(near.times, True)

@@ -28,12 +28,14 @@ from megatron_hetero.cost.work import host_work
 from megatron_hetero.cost.work.compute import PassTimes, slowest
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.profile import Piece, Profile
+from megatron_hetero.model.recompute import norms_again, recomputed
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
 _EAGER_ROTATION = 7
 """Cosine, sine, negation, concatenation, two products and a sum, of queries and of keys each."""
 _CASTS = 2
 """Casts of scores to fp32 and back, where torch computes the softmax of 16-bit scores."""
+_ACTIVATION = (1, 1)
 _HEAD = (20, 11)
 """Final norm, output layer and vocabulary-parallel cross entropy."""
 
@@ -61,15 +63,40 @@ def layer_launches(
             activation), as they are on GPUs, and the layer is what the job names; False is for
             layers of plain torch, with layer norm and GELU.
     """
-    # Attention, MLP, then collectives; recompute launches its part of the forward pass again.
+    # Attention, MLP, then collectives; recompute launches its parts of the forward pass again.
     engine = fused and not training.local_layers
     core = _core(training, flash, engine, fused)
-    forward = core.plus(*_attention(model, training, share, engine, fused))
-    both = forward.plus(*_mlp(model, training, share, engine, fused))
+    given = model, training, share, engine, fused
+    residual, norm = _residual(model, training, engine, fused), _mlp_norm(model, engine)
+    both = core.plus(*_attention(*given))
+    for part in (residual, norm, _mlp(*given)):
+        both = both.plus(*part)
     if share.width > 1:
         both = both.plus(*_communication(training.sequence_parallel))
-    again = {"none": 0, "selective": core.forward, "full": both.forward}[training.recompute]
-    return both.plus(0, again)
+    if training.recompute == "full":
+        return both.plus(0, both.forward)
+    return both.plus(0, _launched_again(*given, core.forward))
+
+
+def _launched_again(
+    model: ModelSpec,
+    training: TrainingSpec,
+    share: TensorShare,
+    engine: bool,
+    fused: bool,
+    core: float,
+) -> float:
+    """Count the operators of the modules that are recomputed, without exchanges."""
+    modules = recomputed(training)
+    again = core if "core_attn" in modules else 0.0
+    again += sum(norms_again(model, training, modules)) * (host_work.NORM if engine else (1, 1))[0]
+    if "mla_up_proj" in modules:
+        again += 2 * (host_work.LINEAR.forward if engine else 1)
+    if ("moe" if model.num_experts else "mlp") in modules:
+        return again + _mlp(model, training, share, engine, fused).forward
+    if "shared_experts" in modules and model.num_experts:
+        again += _shared_expert(model, training, share, engine, fused).forward
+    return again + (1 if "moe_act" in modules and model.num_experts else 0)
 
 
 def _core(training: TrainingSpec, flash: bool, engine: bool, fused: bool) -> Launches:
@@ -129,36 +156,51 @@ def _residual(model: ModelSpec, training: TrainingSpec, engine: bool, fused: boo
     return Launches(1 + bias + dropout, 1 + bias + dropout)
 
 
+def _mlp_norm(model: ModelSpec, engine: bool) -> tuple[float, float]:
+    """Count the norm before the MLP; Transformer Engine's first product has it in its module."""
+    if not engine:
+        return 1, 1
+    return host_work.NORM if model.num_experts else (0, 0)
+
+
+def _mlp_products(
+    model: ModelSpec, engine: bool, fused: bool
+) -> Launches:
+    """Count both products; backward also the first bias's gradient."""
+    if engine:
+        return _times(Launches(0, 0), host_work.LINEAR, 2)
+    bias = 1 if model.add_bias_linear else 0
+    return Launches(2 + (0 if fused else bias), 4 + bias)
+
+
+def _shared_expert(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, engine: bool, fused: bool
+) -> Launches:
+    """Count the work of the expert of all tokens: one MLP more, and a sum with the result."""
+    if not share.shared_columns:
+        return Launches(0, 0)
+    return _mlp_products(model, engine, fused).plus(1, 1).plus(*_ACTIVATION)
+
+
 def _mlp(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, engine: bool, fused: bool
 ) -> Launches:
-    """Count norm, products, activation and the sum with what went in."""
-    bias = 1 if model.add_bias_linear else 0
-    activation = Launches(1, 1)
-    # Both products; backward also the first bias's gradient.
-    products = Launches(2 + (0 if fused else bias), 4 + bias)
-    if engine:
-        products = _times(Launches(0, 0), host_work.LINEAR, 2)
-    found = _residual(model, training, engine, fused)
+    """Count products and activation, or router and experts."""
+    products = _mlp_products(model, engine, fused)
     if not model.num_experts:
         if engine:
-            # The first product has the norm in its module.
-            return found.plus(*activation).plus(*host_work.NORM_LINEAR).plus(*host_work.LINEAR)
-        return found.plus(1, 1).plus(*activation).plus(*products)
-    # The norm before a router is by itself.
-    found = found.plus(*(host_work.NORM if engine else (1, 1))).plus(*host_work.ROUTING)
+            products = Launches(*host_work.NORM_LINEAR).plus(*host_work.LINEAR)
+        return products.plus(*_ACTIVATION)
+    found = Launches(*host_work.ROUTING)
     single = Launches(*host_work.SINGLE_EXPERT) if engine else products
     number = share.num_experts(model)
     if training.grouped_experts:
         # One call for all, which has work for each.
-        found = _times(found.plus(*activation), host_work.GROUPED_LINEAR, 2)
+        found = _times(found.plus(*_ACTIVATION), host_work.GROUPED_LINEAR, 2)
         found = _times(found, host_work.GROUPED_EXPERT, 2 * number)
     else:
-        found = _times(found, single.plus(*activation), number)
-    # A shared expert is one MLP more, and a sum with the result.
-    if share.shared_columns:
-        found = found.plus(1, 1).plus(*activation).plus(*products)
-    return found
+        found = _times(found, single.plus(*_ACTIVATION), number)
+    return found.plus(*_shared_expert(model, training, share, engine, fused))
 
 
 def hook_launches(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:

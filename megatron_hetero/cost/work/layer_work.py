@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from megatron_hetero.cost.parameters import (
     attention_inputs,
@@ -14,7 +15,15 @@ from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.hashed import value
 from megatron_hetero.model.blocks import router_params
+from megatron_hetero.model.recompute import norms_again, recomputed
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+
+class Again(NamedTuple):
+    """What the backward pass computes again of a part of a layer, beside scores and context."""
+
+    products: tuple[Product, ...] = ()
+    memory_bytes: float = 0.0
 
 
 @value(frozen=True)
@@ -22,12 +31,13 @@ class Work:
     """Work of a micro-batch on a GPU in the forward pass of a part of a layer.
 
     `score_bytes`: one element for each attention score, and what dropout of them moves in a pass;
-    `head_size`: elements of a head's queries.
+    `head_size`: elements of a head's queries; `again`: of the modules that the job recomputes.
     """
 
     products: tuple[Product, ...]
     memory_bytes: float
     num_params: int
+    again: Again = Again()
     attention_flops: tuple[float, ...] = ()
     head_size: int = 0
     score_bytes: float = 0.0
@@ -60,10 +70,16 @@ def attention_work(
     scores = tokens * num_heads * model.seq_length
     # Latent attention has value heads of another width, all others of the queries'.
     widths = (query, key_value) if model.kv_lora_rank else (query, query)
+    products = _attention_products(model, training, share)
+    memory_bytes = _norm_bytes(model, training, share)
+    # The up-projections: of queries, from their latents or at once, and of keys and values.
+    raised = (products[1 if model.q_lora_rank else 0], products[-2]) if model.kv_lora_rank else ()
+    whole, modules = Again(products, memory_bytes), {"mla_up_proj": Again(raised)}
     return Work(
-        _attention_products(model, training, share),
-        _norm_bytes(model, training, share),
+        products,
+        memory_bytes,
         sum(weights),
+        _computed_again(model, training, share, whole, modules, is_mlp=False),
         # Causal kernels skip half of the square; unfused products do not.
         attention_flops=tuple(
             2.0 * tokens * width * model.seq_length * (0.5 if flash else 1.0) for width in widths
@@ -76,6 +92,33 @@ def attention_work(
         if flash or not training.attention_dropout
         else scores * (2.0 * element + 1),
     )
+
+
+def _computed_again(
+    model: ModelSpec,
+    training: TrainingSpec,
+    share: TensorShare,
+    whole: Again,
+    modules: Mapping[str, Again],
+    *,
+    is_mlp: bool,
+) -> Again:
+    """Return what is recomputed of a part of a layer.
+
+    Args:
+        share: the GPU's part of its tensor-parallel group.
+        whole: all of the part.
+        modules: what each of Megatron's modules has of it, but for core attention and norms.
+        is_mlp: the part is the MLP, or experts.
+    """
+    if training.recompute == "full":
+        return whole
+    names = recomputed(training)
+    found = [again for name, again in modules.items() if name in names]
+    if norms_again(model, training, names)[is_mlp]:
+        found.append(Again((), _passed_bytes(model, training, share)))
+    products = tuple(product for again in found for product in again.products)
+    return Again(products, sum(again.memory_bytes for again in found))
 
 
 def _attention_products(
@@ -114,12 +157,15 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
     if model.num_experts:
         return _experts_work(model, training, share, weights)
     # The activation reads the first product and writes the input of the second.
-    activation_bytes = tokens * (first + columns) * training.element_bytes
-    return Work(
-        _mlp_products(tokens, weights, model.hidden_size, columns),
-        _norm_bytes(model, training, share) + activation_bytes,
-        sum(weights),
-    )
+    activation_bytes = float(tokens * (first + columns) * training.element_bytes)
+    products = _mlp_products(tokens, weights, model.hidden_size, columns)
+    memory_bytes = _norm_bytes(model, training, share) + activation_bytes
+    # With Transformer Engine's layers the norm is in the first product's module.
+    norm_bytes = 0.0 if training.local_layers else _passed_bytes(model, training, share)
+    whole = Again(products, memory_bytes)
+    modules = {"mlp": Again(products, activation_bytes + norm_bytes)}
+    again = _computed_again(model, training, share, whole, modules, is_mlp=True)
+    return Work(products, memory_bytes, sum(weights), again)
 
 
 def _experts_work(
@@ -146,25 +192,32 @@ def _experts_work(
         is_grouped=training.grouped_experts,
     )
     router = Product(own_tokens, model.num_experts, model.hidden_size)
+    activated = float(routed * (first + 3 * columns) * element)
     # Sorted there and back, activated, and weighted.  Tokens that were exchanged come by sender,
     # and are put in the order of the experts, and back (`sort_chunks_by_idxs` of
     # `MoEAlltoAllTokenDispatcher`).
     sorts = 4 if training.token_dispatcher == "alltoall" and num_experts > 1 else 2
-    moved = routed * (2 * sorts * model.hidden_size + first + 3 * columns) * element
+    moved = routed * 2 * sorts * model.hidden_size * element + activated
     shared = shared_expert_matrices(model, share)
+    in_shared = 0.0
     if shared:
         # Its activation, and the sum with what the experts give.
-        kept = (3 if model.gated_mlp else 2) * share.shared_columns
-        moved += (tokens * kept + 3 * own_tokens * model.hidden_size) * element
-    return Work(
-        (
-            router,
-            *experts,
-            *(_mlp_products(tokens, shared, model.hidden_size, share.shared_columns)),
-        ),
-        _norm_bytes(model, training, share) + moved,
-        num_experts * sum(weights) + sum(shared) + router_params(model),
-    )
+        in_shared = float(tokens * (3 if model.gated_mlp else 2) * share.shared_columns * element)
+        moved += in_shared + 3 * own_tokens * model.hidden_size * element
+    of_shared = _mlp_products(tokens, shared, model.hidden_size, share.shared_columns)
+    products = router, *experts, *of_shared
+    memory_bytes = _norm_bytes(model, training, share) + moved
+    modules = {"moe": Again(products, moved)}
+    if "moe" not in recomputed(training):
+        # Modules within it.
+        modules = {
+            "shared_experts": Again(of_shared, in_shared),
+            "moe_act": Again((), activated),
+        }
+    whole = Again(products, memory_bytes)
+    again = _computed_again(model, training, share, whole, modules, is_mlp=True)
+    num_params = num_experts * sum(weights) + sum(shared) + router_params(model)
+    return Work(products, memory_bytes, num_params, again)
 
 
 def _mlp_products(
@@ -188,6 +241,11 @@ def _mlp_products(
         Product.with_weights(tokens, weight, depth, number, is_grouped)
         for weight, depth in zip(weights, (hidden_size, columns), strict=False)
     )
+
+
+def _passed_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
+    """Count the bytes that a norm by itself reads and writes."""
+    return 2.0 * share.own_tokens(model, training) * model.hidden_size * training.element_bytes
 
 
 def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:

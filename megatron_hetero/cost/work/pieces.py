@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from itertools import batched
 from typing import NamedTuple
 
 from megatron_hetero.cluster.node_links import Link
@@ -22,8 +23,10 @@ from megatron_hetero.cost.work.under_products import (
     exchange_times,
     exchanged_bytes,
     layer_exchanges,
+    parts_again,
 )
 from megatron_hetero.hashed import value
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import Workload
 
 
@@ -252,15 +255,8 @@ def price_groups(
         return price_pieces(workload, profile, members, link, vocab_rows, context_link, experts)
     return _slowest_pieces(
         [
-            price_pieces(
-                workload,
-                profile,
-                members[rank * width : (rank + 1) * width],
-                link,
-                vocab_rows,
-                context_link,
-            )
-            for rank, link in enumerate(links)
+            price_pieces(workload, profile, own, link, vocab_rows, context_link)
+            for own, link in zip(batched(members, width), links, strict=True)
         ]
     )
 
@@ -288,7 +284,7 @@ def modelled_layer(
     """
     model, training = workload.model, workload.training
     num_bytes = exchanged_bytes(workload, members)
-    parts = list(layer_exchanges(workload, members, num_bytes, link))
+    parts, again = list(layer_exchanges(workload, members, num_bytes, link)), parts_again(workload)
     share = members[0][1]
     if experts is None and model.num_experts and training.sequence_parallel:
         experts = links_in_group(link, share.width, is_dealt=bool(share.experts))
@@ -297,4 +293,5 @@ def modelled_layer(
         parts = parts if share.shared_columns else parts[:1]
         exchange_s = experts.pass_s(model, training, share.own_tokens(model, training))
         parts.append(PartExchange(*[exchange_s] * 3))
-    return Modelled(group_layer_times(workload, members), exchange_times(parts, training.recompute))
+        again = *again[: len(parts) - 1], "moe" in recomputed(training)
+    return Modelled(group_layer_times(workload, members), exchange_times(parts, again))

@@ -24,6 +24,7 @@ from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import content_hash, read_json, validate_document
+from megatron_hetero.model.recompute import RecomputeModule
 from megatron_hetero.model.spec import ModelSpec, Workload
 
 PROFILE_SCHEMA_VERSION = 1
@@ -71,6 +72,7 @@ class PointModel(_Strict):
     micro_batch_size: PositiveInt
     piece: Piece
     recompute: Recompute = "none"
+    recompute_modules: list[RecomputeModule] = Field(default_factory=list)
     sequence_parallel: bool = False
     shape: ShapeModel
     forward_s: Seconds
@@ -111,6 +113,7 @@ class PointKey(NamedTuple):
     recompute: Recompute
     sequence_parallel: bool
     shape: tuple[int, ...]
+    recompute_modules: tuple[str, ...] = ()
 
 
 class Measured(NamedTuple):
@@ -119,6 +122,7 @@ class Measured(NamedTuple):
     width: int
     micro_batch_size: int
     recompute: Recompute
+    recompute_modules: tuple[str, ...]
     sequence_parallel: bool
     times: PassTimes
 
@@ -174,6 +178,7 @@ class Profile:
         width, if possible of the same recomputation and sequence parallelism, and then the nearest
         micro-batch size."""
         training = workload.training
+        own = training.recompute_modules if training.recompute == "selective" else ()
         # Only points of this very shape and precision on this type.
         keys = self._keys(workload, gpu_name, piece)
         if not keys:
@@ -182,7 +187,7 @@ class Profile:
         def distance(key: PointKey) -> tuple[float, ...]:
             return (
                 abs(log2(key.width / width)),
-                key.recompute != training.recompute,
+                (key.recompute, key.recompute_modules) != (training.recompute, own),
                 key.sequence_parallel != training.sequence_parallel,
                 # None of two that are equally far is better; the same one always.
                 key.width,
@@ -191,7 +196,8 @@ class Profile:
 
         key = min(keys, key=distance)
         size, times = _at_size(self.points[key], training.micro_batch_size)
-        return Measured(key.width, size, key.recompute, key.sequence_parallel, times)
+        settings = key.recompute, key.recompute_modules, key.sequence_parallel
+        return Measured(key.width, size, *settings, times)
 
     def layer_sizes(self, workload: Workload, gpu_name: str) -> frozenset[int]:
         """Return the micro-batch sizes at which layers of this model were measured on a type."""
@@ -244,12 +250,9 @@ def load_profile(path: Path | str) -> Profile:
     for index, point in enumerate(model.points):
         key = PointKey(
             named_exactly(point.gpu) or point.gpu,
-            point.precision,
-            point.tensor_parallel,
-            point.piece,
-            point.recompute,
-            point.sequence_parallel,
-            _shape_key(point.shape),
+            *(point.precision, point.tensor_parallel, point.piece),
+            *(point.recompute, point.sequence_parallel),
+            *(_shape_key(point.shape), tuple(point.recompute_modules)),
         )
         # Two times for the same measurement leave it open which one holds.
         by_size = series.setdefault(key, {})

@@ -38,6 +38,7 @@ from megatron_hetero.cost.work.gathered import Gathered, gathered, latent_widths
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
 from megatron_hetero.cost.work.speed import speed_of
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
@@ -49,8 +50,8 @@ _PIPELINE = 4
 class PartExchange(NamedTuple):
     """Seconds of a half of a layer (attention, or the MLP) beyond those of its products.
 
-    `again_s`: of a forward pass that is recomputed.  It may overlap where the first one, without
-    gradients, does not.
+    `again_s`: of a forward pass that is recomputed, or of the job's modules of it.  It may overlap
+    where the first pass, without gradients, does not.
     """
 
     forward_s: float
@@ -84,14 +85,26 @@ def layer_exchanges(
         num_bytes: of the activation of one micro-batch.
         link: the slowest inside the group.
     """
-    mlp = None if workload.model.num_experts else mlp_work
+    _, is_again = parts_again(workload)
     given = num_bytes, link
     if widths := latent_widths(workload.model):
         attention = _latent_part(workload, members[0][1].width, widths, *given)
     else:
         work_of = None if workload.model.kv_lora_rank else attention_work
-        attention = _part(workload, members, work_of, *given)
-    return attention, _part(workload, members, mlp, *given)
+        is_whole = workload.training.recompute == "full"
+        attention = _part(workload, members, work_of, *given, is_again=is_whole)
+    work_of = None if workload.model.num_experts else mlp_work
+    return attention, _part(workload, members, work_of, *given, is_again=is_again)
+
+
+def parts_again(workload: Workload) -> tuple[bool, ...]:
+    """Return whether exchanges of attention, and of the MLP or beside experts, are recomputed."""
+    model, modules = workload.model, recomputed(workload.training)
+    if workload.training.recompute == "full":
+        return True, True
+    checkpoints = {"moe", "shared_experts"} if model.num_experts else {"mlp"}
+    raises = "mla_up_proj" in modules and bool(latent_widths(model))
+    return raises, not checkpoints.isdisjoint(modules)
 
 
 def head_exchange_s(
@@ -129,9 +142,14 @@ def _part(
     work_of: WorkOf | None,
     num_bytes: float,
     link: Link,
+    *,
+    is_again: bool,
 ) -> PartExchange:
     """Time the exchanges of a column-parallel product and the row-parallel one behind it; without
-    overlap where `work_of` is None."""
+    overlap where `work_of` is None.
+
+    `is_again`: the part is a checkpoint, or within one.
+    """
     training, width = workload.training, members[0][1].width
     if width == 1:
         return PartExchange(0.0, 0.0, 0.0)
@@ -201,7 +219,7 @@ def _part(
     else:
         of_input = bulk(gather_s) + bulk(scatter_s)
     # A pass without gradients, whose activations are computed again, gathers before its product.
-    first = gather_s if training.recompute == "full" else taken
+    first = gather_s if is_again else taken
     return PartExchange(
         agreed_s + first + given, agreed_s + of_output + of_input, agreed_s + taken + given
     )
@@ -222,22 +240,25 @@ def _latent_part(
     if width == 1:
         return PartExchange(0.0, 0.0, 0.0)
     *columns, rotary = [num_bytes * size / model.hidden_size for size in widths]
+    # Of modules, the up-projections alone exchange: they gather their inputs.
+    is_selective = training.recompute == "selective"
     if not training.sequence_parallel:
         # Backward the gradient of each up-projection's input is summed.
         forward_s = all_reduce_s(num_bytes, width, link)
         backward_s = sum(all_reduce_s(size, width, link) for size in columns)
-        return PartExchange(forward_s, backward_s, forward_s)
+        return PartExchange(forward_s, backward_s, 0.0 if is_selective else forward_s)
     sizes = gathered(training, is_cast=True)
     agreed_s = _agreed_s(sizes, width, link)
     element = training.element_bytes
     inputs_s = sum(all_gather_s(size * sizes.of_input / element, width, link) for size in columns)
-    forward_s = len(columns) * agreed_s + inputs_s + all_gather_s(rotary, width, link)
+    raised_s = len(columns) * agreed_s + inputs_s
+    forward_s = raised_s + all_gather_s(rotary, width, link)
     forward_s += reduce_scatter_s(num_bytes, width, link)
     # Backward: the gradient of the output, the inputs once more, and the gradients of all inputs.
     of_output_s = all_gather_s(num_bytes * sizes.of_gradient / element, width, link)
     of_inputs_s = sum(reduce_scatter_s(size, width, link) for size in (*columns, rotary))
     backward_s = agreed_s + of_output_s + inputs_s + of_inputs_s
-    return PartExchange(forward_s, backward_s, forward_s)
+    return PartExchange(forward_s, backward_s, raised_s if is_selective else forward_s)
 
 
 def _agreed_s(sizes: Gathered, width: int, link: Link) -> float:
@@ -265,10 +286,10 @@ def _product_speed(workload: Workload, gpu: GpuType) -> ProductSpeed:
     return speed.fp8 or speed.products
 
 
-def exchange_times(parts: Sequence[PartExchange], recompute: str) -> PassTimes:
-    """Sum the exchanges of the parts of a layer, those of recompute among the backward pass's."""
-    # Selective recompute repeats no exchange of tensor parallelism.
-    again_s = sum(part.again_s for part in parts) if recompute == "full" else 0.0
+def exchange_times(parts: Sequence[PartExchange], again: Sequence[bool]) -> PassTimes:
+    """Sum the exchanges of the parts of a layer, of those that are recomputed once more in the
+    backward pass."""
+    again_s = sum(part.again_s for part, is_again in zip(parts, again, strict=True) if is_again)
     return PassTimes(
         sum(part.forward_s for part in parts), sum(part.backward_s for part in parts) + again_s
     )

@@ -19,13 +19,12 @@ class _Kept:
 
     def __init__(self, tensor: torch.Tensor, probe: LiveBytes) -> None:
         self.tensor = tensor
-        self._storage = tensor.untyped_storage().data_ptr()
         self._probe = probe
-        self._counts = probe.keep(self._storage, tensor.untyped_storage().nbytes())
+        self._counts = probe.keep(tensor.untyped_storage())
 
     def __del__(self) -> None:
         if self._counts:
-            self._probe.let_go(self._storage)
+            self._probe.let_go(self.tensor.untyped_storage())
 
 
 class LiveBytes:
@@ -33,7 +32,8 @@ class LiveBytes:
 
     Activations are the tensors that autograd keeps for the backward pass, each storage once,
     weights left out. Their peak is taken over forward passes: what a backward pass recomputes is
-    its working memory.
+    its working memory. Megatron may empty a storage that autograd keeps
+    (`CheckpointWithoutOutput.discard_output_and_register_recompute`), so sizes are read anew.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,7 @@ class LiveBytes:
         self._kept_parts: list[torch.Tensor] = []
         self._kept_gradients: list[torch.Tensor] = []
         self._weights: set[int] = set()
-        self._kept: dict[int, list[int]] = {}
-        self._total = 0
+        self._kept: dict[int, tuple[torch.UntypedStorage, list[int]]] = {}
         self._peak = 0
         self._hooks = torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: _Kept(tensor, self), lambda kept: kept.tensor
@@ -73,31 +72,32 @@ class LiveBytes:
         self._hooks.__enter__()
         return model
 
-    def keep(self, storage: int, num_bytes: int) -> bool:
+    def keep(self, storage: torch.UntypedStorage) -> bool:
         """Count a tensor in `storage` kept by autograd, unless a weight; return True if counted."""
-        if storage in self._weights:
+        address = storage.data_ptr()
+        if address in self._weights:
             return False
         # A sharded layer's whole weights move from pass to pass, so that addresses are read anew.
-        if any(p.untyped_storage().data_ptr() == storage for p in self._sharded):
+        if any(p.untyped_storage().data_ptr() == address for p in self._sharded):
             return False
-        # [number of kept tensors, bytes] by storage: views of one storage count once.
-        entry = self._kept.setdefault(storage, [0, num_bytes])
-        entry[0] += 1
-        if entry[0] == 1:
-            self._total += num_bytes
+        # Views of one storage count once.  An address may be given again where a kept storage was
+        # emptied; the storage itself is there until it is let go.
+        _, count = self._kept.setdefault(storage._cdata, (storage, [0]))
+        count[0] += 1
         if torch._C._current_graph_task_id() == -1:  # not inside a backward pass
-            self._peak = max(self._peak, self._total)
+            total = sum(held.nbytes() for held, _ in self._kept.values())
+            self._peak = max(self._peak, total)
         return True
 
-    def let_go(self, storage: int) -> None:
-        """Subtract a tensor in `storage` that autograd has dropped."""
-        entry = self._kept.get(storage)
-        if entry is None:
+    def let_go(self, storage: torch.UntypedStorage) -> None:
+        """Forget a tensor in `storage` that autograd has dropped."""
+        held = self._kept.get(storage._cdata)
+        if held is None:
             return
-        entry[0] -= 1
-        if entry[0] == 0:
-            self._total -= entry[1]
-            del self._kept[storage]
+        _, count = held
+        count[0] -= 1
+        if count[0] == 0:
+            del self._kept[storage._cdata]
 
     def save(self, path: Path) -> None:
         """Write bytes by part, under the names of `DeviceEstimate.parts_bytes`."""

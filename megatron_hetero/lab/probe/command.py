@@ -29,7 +29,7 @@ from megatron_hetero.files import read_json, write_json
 from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.model.flag_table import flag_table, last_of_each
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import TrainingSpec, Workload
 
 RANK_MODULE = "megatron_hetero.lab.probe.rank"
 
@@ -159,6 +159,13 @@ def _existing(request: ProbeRequest) -> dict[str, Any]:
     return data
 
 
+def _modules(training: TrainingSpec) -> dict[str, list[str]]:
+    """Return the key's field of what selective recompute means, where it is not the default."""
+    if training.recompute != "selective" or not training.recompute_modules:
+        return {}
+    return {"recompute_modules": list(training.recompute_modules)}
+
+
 def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, Any]:
     """Return the identifying fields of a measured point."""
     model, training = request.workload.model, request.workload.training
@@ -175,6 +182,7 @@ def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, 
         "micro_batch_size": size,
         "piece": piece,
         "recompute": training.recompute,
+        **_modules(training),
         # Megatron switches it off at width 1, and the planner asks with the job's own word.
         "sequence_parallel": training.sequence_parallel,
         "shape": {

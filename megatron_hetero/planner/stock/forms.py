@@ -16,6 +16,7 @@ from megatron_hetero.cost.choices import (
 from megatron_hetero.cost.fp8_sizes import FP8_ROWS
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.model.micro_batches import size_changes_objective
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.plan.stock_ranks import groups_fit
 from megatron_hetero.planner.problem import Problem
@@ -102,12 +103,13 @@ def groups_fit_grid(grid: StockGrid, groups: ExpertGroups | None) -> bool:
 
 def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:
     """Return kinds of recompute: as needed of stages in one piece, none and full of others;
-    selective spares what flash attention does not keep anyway."""
+    selective, unless it spares only what flash attention does not keep anyway."""
     model, training = problem.workload.model, problem.workload.training
     gpu_types = {node.gpu_type.name: node.gpu_type for node in problem.nodes}
     flash = all(uses_flash_attention(model, training, own) for own in gpu_types.values())
     plain: tuple[StockRecompute, ...] = ("as needed", "none", "full")
-    return plain if flash else (*plain, "selective")
+    saves = recomputed(training, "selective") != {"core_attn"} or not flash
+    return (*plain, "selective") if saves else plain
 
 
 def _sizes(problem: Problem, batch: int) -> Sequence[int]:

@@ -142,5 +142,7 @@ def with_settings(workload: Workload, micro_batch_size: int, recompute: Recomput
         for word in argument.words or ()
     ]
     flags = (*kept, "--micro-batch-size", str(micro_batch_size), *_RECOMPUTE_FLAGS[recompute])
+    if recompute == "selective" and training.recompute_modules:
+        flags = (*flags, "--recompute-modules", *training.recompute_modules)
     changed = replace(training, micro_batch_size=micro_batch_size, recompute=recompute)
     return replace(workload, training=changed, megatron_args=flags)

@@ -17,6 +17,7 @@ from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import even_share
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s, into_domains_s
 from megatron_hetero.sequences.price.group_price import Floats
@@ -266,7 +267,8 @@ def _priced(
     model, training = workload.model, workload.training
     _, key_value = attention_sizes(model, even_share(model, 1))
     element, layers = training.element_bytes, model.num_layers
-    num_passes = 2 + (training.recompute != "none")
+    attends_again = "core_attn" in recomputed(training)
+    num_passes = 2 + attends_again
     # Inside a domain, ranks exchange heads.
     domains = []
     for members in division:
@@ -286,7 +288,7 @@ def _priced(
     # ring together with them.
     times = num_passes + (1 if between == "ring" else 0)
     carried = 2 * key_value * element * layers * times
-    kept = 2 * key_value * element * (layers if training.recompute == "none" else 1)
+    kept = 2 * key_value * element * (1 if attends_again else layers)
     gathers = between == "gather" and len(division) > 1
     rounds = (len(division) - 1) * layers * times
     return ModelledPrice(

@@ -19,6 +19,7 @@ from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.pipelines import StageRates
 from megatron_hetero.sequences.price.exchange import all_to_all_s, into_domains_s
@@ -153,7 +154,7 @@ def _held(workload: Workload, replica: PlacedReplica, costs: Sequence[ReplicaCos
     found = []
     for s, stage in enumerate(replica.stages):
         # What is recomputed gathers them again, layer by layer.
-        keeps = _recompute(workload, stage) == "none"
+        keeps = not _attends_again(workload, stage)
         times = stage.num_layers * replica.num_in_flight[s] if keeps else 1
         for i, key_value_bytes in enumerate(_key_value_bytes(workload, stage)):
             memories = [cost.stages[s].device_memory(i) for cost in costs]
@@ -164,8 +165,8 @@ def _held(workload: Workload, replica: PlacedReplica, costs: Sequence[ReplicaCos
     return found
 
 
-def _recompute(workload: Workload, stage: PlacedStage) -> str:
-    return stage.recompute or workload.training.recompute
+def _attends_again(workload: Workload, stage: PlacedStage) -> bool:
+    return "core_attn" in recomputed(workload.training, stage.recompute)
 
 
 def _key_value_bytes(workload: Workload, stage: PlacedStage) -> list[int]:
@@ -237,7 +238,7 @@ def _exchange(
 
 def _num_passes(workload: Workload, stages: Sequence[PlacedStage]) -> int:
     """Return how often a micro-batch exchanges in each layer: forward, backward, recomputed."""
-    return 2 + max(_recompute(workload, s) != "none" for s in stages)
+    return 2 + any(_attends_again(workload, s) for s in stages)
 
 
 def _waits(

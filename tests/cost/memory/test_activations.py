@@ -8,12 +8,11 @@ from itertools import product
 import pytest
 
 from megatron_hetero.cost.memory.activations import (
-    embedding_activation_bytes,
-    head_activation_bytes,
     layer_activation_bytes,
     mask_bytes,
     own_mask_bytes,
 )
+from megatron_hetero.cost.memory.ends import embedding_activation_bytes, head_activation_bytes
 from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.spec import Fp8Recipe, Workload
 from tests.cost.builders import make_workload

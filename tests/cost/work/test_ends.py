@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_hetero.cost.memory.activations import head_activation_bytes
+from megatron_hetero.cost.memory.ends import head_activation_bytes
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.ends import cross_entropy_times
 from megatron_hetero.files import read_json

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.activations import (
-    head_activation_bytes,
     layer_activation_bytes,
     mask_bytes,
 )
+from megatron_hetero.cost.memory.ends import head_activation_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import even_share

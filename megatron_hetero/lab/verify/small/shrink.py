@@ -191,11 +191,14 @@ def decides_recompute(plan: Plan) -> bool:
 
 
 def _recompute(training: TrainingSpec) -> list[str]:
-    if training.recompute == "none":
-        return []
-    flags = [f"--recompute-granularity={training.recompute}"]
+    flags = []
+    if training.recompute != "none":
+        flags.append(f"--recompute-granularity={training.recompute}")
     if training.recompute == "full":
         flags += ["--recompute-method=uniform", "--recompute-num-layers=1"]
+    # The activation of grouped experts, which local layers have not, is no module of theirs.
+    if modules := [name for name in training.recompute_modules if name != "moe_act"]:
+        flags += ["--recompute-modules", *modules]
     return flags
 
 
