@@ -22,7 +22,7 @@ _ROUTED = (
     "norm_topk_prob routed_scaling_factor num_nextn_predict_layers "
 )
 _QWEN_EXPERTS = (
-    "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
+    "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
     "decoder_sparse_step mlp_only_layers shared_expert_intermediate_size "
 )
 # Activations without a gate -> Megatron's flag; its default is gelu.
@@ -138,7 +138,7 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"attention_bias": (False,)},
     ),
     "qwen3_moe": Family(
-        more="rms_norm_eps attention_bias " + _WINDOWS + _QWEN_EXPERTS,
+        more="rms_norm_eps attention_bias num_local_experts " + _WINDOWS + _QWEN_EXPERTS,
         defaults={
             "num_key_value_heads": 4,
             "sliding_window": 4096,

@@ -103,7 +103,10 @@ def with_class_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     defaults: Mapping[str, Any]
     config_class: type[BaseModel]
     if model_type in FAMILIES:
-        defaults, config_class = FAMILIES[model_type].defaults, DecoderConfig
+        family = FAMILIES[model_type]
+        defaults, config_class = family.defaults, DecoderConfig
+        # What the family's class does not read is no other name of what it reads.
+        data = {k: v for k, v in data.items() if k in family.keys or k not in NEUTRAL_VALUES}
     else:
         defaults, config_class = LATENT_FAMILIES.get(model_type, {}), LatentConfig
     other_names = {

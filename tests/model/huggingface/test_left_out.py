@@ -79,6 +79,13 @@ def test_experts_under_their_other_name_beat_the_default(tmp_path: Path) -> None
     assert few[2] < _read(tmp_path, base)[2]
 
 
+def test_a_key_that_the_class_does_not_read_is_no_other_name(tmp_path: Path) -> None:
+    base = {"model_type": "qwen2_moe", **_sizes("qwen2_moe")}
+    assert _read(tmp_path, {**base, "attention_bias": False}) == _read(tmp_path, base)
+    with pytest.raises(UnsupportedError, match="num_local_experts is 8"):
+        _read(tmp_path, {**base, "num_local_experts": 8})
+
+
 def test_newer_rotary_parameters_beat_the_default_scaling(tmp_path: Path) -> None:
     base = {"model_type": "gpt_oss", **_sizes("gpt_oss")}
     plain = {"rope_type": "default", "rope_theta": 10000.0}
