@@ -31,6 +31,9 @@ OF_LIBRARIES = re.compile(
 _CUT = re.compile(r"^(?![ \t]*#)[^\n]*(?<!\\)\\[ \t]+\n[ \t]*--[a-z]", re.MULTILINE)
 """A line that goes on in the next line, with a flag, to the eye alone."""
 
+_PLACEHOLDER = re.compile(r"(?<!<)<[A-Za-z].* is not understood$")
+"""A part with a value that its author left to the reader: `DATA_PATH=<Specify path>`."""
+
 
 @dataclass(frozen=True)
 class Script:
@@ -178,6 +181,8 @@ def _nothing_found(path: Path, shell: Shell) -> str:
             'variables that it wants: --model "run.sh ARGUMENT", --model-env NAME=VALUE'
         ]
     lines += [f"{part.where}: {part.reason}" for part in records.unread[:5]]
+    if any(map(_PLACEHOLDER.search, (part.reason for part in records.unread))):
+        lines.append("bash takes < and > for files to read and write: put values in place of <...>")
     lines += [
         f"{started.where}: {name} is started, and its text is not known here: name that file itself"
         for started in records.started

@@ -232,6 +232,15 @@ def test_no_flags_at_all_is_an_error(text: str) -> None:
         _texts(text)
 
 
+def test_a_value_left_to_the_reader_is_asked_for() -> None:
+    hint = "put values in place of <...>"
+    with pytest.raises(ModelError, match=hint):
+        _texts("DATA=<Specify path>\npython pretrain_gpt.py --num-layers 2 --data-path $DATA")
+    with pytest.raises(ModelError) as error:
+        _texts("if <<EOF")
+    assert hint not in str(error.value)
+
+
 @given(st.text(alphabet="aAB=$(){}[]'\"`\\|&;#@-+: \nifthendo", max_size=80))
 def test_any_text_is_words_or_a_model_error(text: str) -> None:
     try:

@@ -1,8 +1,8 @@
 """Nodes from the output of `kubectl get nodes -o json`.
 
 Types and sizes are the labels of NVIDIA's GPU feature discovery (`nvidia.com/gpu.product`,
-`.count`, `.memory`) and of AMD's node labeller (`amd.com/gpu.product-name`, `.vram`); the number of
-GPUs is what the device plugin offers.
+`.count`, `.memory`), of AMD's node labeller (`amd.com/gpu.product-name`, `.vram`) and of GKE; the
+number of GPUs is what the device plugin offers, but for shared GPUs, which it offers several times.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _USUAL = {
     "nvidia-rtx-pro-6000": "RTX-PRO-6000-Server",
 }
 """GKE's names (`cloud.google.com/gke-accelerator`) that could be several GPUs elsewhere."""
+_TIMES = ("nvidia.com/gpu.replicas", "cloud.google.com/gke-max-shared-clients-per-gpu")
+_COUNT = re.compile(r"[0-9]{1,4}", re.ASCII)
 _SIZE = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[GM]?)i?B?", re.ASCII)
 
 
@@ -133,15 +135,18 @@ def _node(
             f"{where}: node {name} offers {resource}, but no label says which GPUs these are "
             f"({', '.join(_PRODUCTS)}); run GPU feature discovery, or write its node by hand"
         )
-    if "MIG" in product or part_of_card(product):
-        notes.append(f"{name} is left out: its GPUs are cut into parts ({product})")
+    # GKE names the part beside the card, others in the card's own name.
+    part = _text(labels, "cloud.google.com/gke-gpu-partition-size")
+    if part or "MIG" in product or part_of_card(product):
+        of_card = f"{part} of {product}" if part else product
+        notes.append(f"{name} is left out: its GPUs are cut into parts ({of_card})")
         return None
-    # Shared GPUs are offered many times: their label has the real number.
-    shared = product.endswith("-SHARED")
-    count = _text(labels, "nvidia.com/gpu.count") if shared else _text(offered, resource)
-    if shared:
+    count = _text(offered, resource)
+    # Shared GPUs are offered many times.
+    if (times := _times_offered(labels, product)) != "1":
+        count = _real_count(labels, count, times)
         notes.append(f"{name} shares its GPUs in time; it is taken with its {count} real ones")
-    if not re.fullmatch(r"[0-9]{1,4}", count, re.ASCII):
+    if not _COUNT.fullmatch(count) or not int(count):
         raise ClusterError(f"{where}: node {name}: {count[:40]!r} is not a number of GPUs")
     # The card by its product label, the site by its region.
     gpu, described = names.find(
@@ -151,6 +156,21 @@ def _node(
     site = re.sub(r"[^A-Za-z0-9-]", "-", _text(labels, _REGION)).strip("-")[:63] or "main"
     cards = CardsDraft(gpu, int(count), link_guess(gpu), described=described)
     return NodeDraft(name, (cards,), site)
+
+
+def _times_offered(labels: Mapping[str, Any], product: str) -> str:
+    """Return how many times a node offers each of its GPUs; empty where no label says how often a
+    shared one is."""
+    times = next((t for key in _TIMES if (t := _text(labels, key)) not in ("", "0", "1")), "")
+    return times or ("" if product.endswith("-SHARED") else "1")
+
+
+def _real_count(labels: Mapping[str, Any], offered: str, times: str) -> str:
+    """Return the number of GPUs of a node that offers each several times."""
+    counted = _text(labels, "nvidia.com/gpu.count")
+    if counted or not (_COUNT.fullmatch(offered) and _COUNT.fullmatch(times) and int(times)):
+        return counted
+    return str(int(offered) // int(times))
 
 
 def _unusable(item: Mapping[str, Any]) -> str:

@@ -44,7 +44,18 @@ _UNCOUNTED = (
     "how many of its GPUs are free is not known, for Slurm's TRES do not count them; "
     "`scontrol show nodes -d` does, as GresUsed"
 )
-_SUFFIXES = "*~#!%$@^-+"
+_MARKS = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINT",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+"""What a mark behind a state says ("IDLE*"), in the words of newer releases (`man sinfo`)."""
 
 
 def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = False) -> Inventory:
@@ -115,7 +126,8 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = 
         )
     notes = summarised(reasons)
     if not nodes:
-        raise ClusterError(f"{path}:1: no node with GPUs is in use; {'; '.join(notes[:5])}")
+        why = "; ".join(notes[:5]) or "no Gres of a node names a gpu (gres.conf says which it has)"
+        raise ClusterError(f"{path}:1: no node with GPUs is in use; {why}")
     taken = num_taken(len(nodes))
     if num_without:
         taken += f", {num_without} without GPUs left out"
@@ -261,8 +273,9 @@ def _partition_notes(
 
 
 def _words(state: str) -> list[str]:
-    # States come with marks ("IDLE*") and as joined words ("MIXED+DRAIN").
-    return [word.strip(_SUFFIXES) for word in state.split("+")]
+    # States come as joined words, each with marks or without: "MIXED+DRAIN", "IDLE*+CLOUD".
+    words = [word.rstrip("".join(_MARKS)) for word in state.split("+")]
+    return words + [_MARKS[mark] for mark in state if mark in _MARKS]
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.model.huggingface import with_class_defaults
 from megatron_hetero.model.huggingface.weight_families import LLAMA_LIKE, families_in_words
 
 
@@ -71,7 +72,7 @@ def pieces_of(config: Mapping[str, Any]) -> tuple[MappedParameter, ...]:
     """
     kind = config.get("model_type")
     if kind in LLAMA_LIKE:
-        return tuple(_llama(config))
+        return tuple(_llama(with_class_defaults(config)))
     if kind == "gpt2":
         return tuple(_gpt2(config))
     # Megatron's GPT has no parallel residual: only the sequential form means the same there.

@@ -17,6 +17,7 @@ from __future__ import annotations
 from megatron_hetero.model.huggingface.translate import (
     SUPPORTED_MODEL_TYPES,
     megatron_words_from_huggingface,
+    with_class_defaults,
 )
 
-__all__ = ["SUPPORTED_MODEL_TYPES", "megatron_words_from_huggingface"]
+__all__ = ["SUPPORTED_MODEL_TYPES", "megatron_words_from_huggingface", "with_class_defaults"]

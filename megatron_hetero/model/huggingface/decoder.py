@@ -29,6 +29,14 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
     # Without the key a head has hidden_size / heads channels in both.
     if config.head_dim is not None:
         writer.add("head_dim", "--kv-channels", config.head_dim)
+    # A number that the file may not have named is refused by the name of its key.
+    usual = family.defaults.get("num_key_value_heads")
+    if num_groups == usual and config.num_attention_heads % usual:
+        writer.refuse(
+            "num_key_value_heads",
+            f"is {usual}, as in a file without the key, and does not divide num_attention_heads "
+            f"{config.num_attention_heads}; add the key with the model's own number",
+        )
     if num_groups != config.num_attention_heads:
         writer.add(
             "num_key_value_heads", "--group-query-attention", "--num-query-groups", num_groups

@@ -67,7 +67,9 @@ def routed_experts(
     columns = config.moe_intermediate_size or ffn_hidden_size
     writer.add("n_routed_experts", "--num-experts", config.n_routed_experts)
     writer.add("moe_intermediate_size", "--moe-ffn-hidden-size", columns)
-    writer.add("num_experts_per_tok", "--moe-router-topk", config.num_experts_per_tok or 1)
+    if config.num_experts_per_tok is None:
+        writer.refuse("num_experts_per_tok", "is missing; add it: the experts that a token goes to")
+    writer.add("num_experts_per_tok", "--moe-router-topk", config.num_experts_per_tok)
     key, pattern = _sparse_layers(writer, config, num_layers)
     if 0 in pattern:
         writer.add(key, "--moe-layer-freq", layer_pattern(pattern))

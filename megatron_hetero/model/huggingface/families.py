@@ -22,7 +22,7 @@ _ROUTED = (
     "norm_topk_prob routed_scaling_factor num_nextn_predict_layers "
 )
 _QWEN_EXPERTS = (
-    "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
+    "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
     "decoder_sparse_step mlp_only_layers shared_expert_intermediate_size "
 )
 # Activations without a gate -> Megatron's flag; its default is gelu.
@@ -35,7 +35,7 @@ class Family:
 
     Attributes:
         more: its keys beside the common ones, divided by spaces.
-        defaults: values of keys that a file leaves out, where they are not Llama's.
+        defaults: its class's, of keys that a file leaves out, where `DecoderConfig` has others.
         activations: values of `hidden_act` that Megatron has for it.
         qkv_bias: queries, keys and values have biases: never, always, or as the file says.
         qk_norm: likewise the norms of queries and keys, over the channels of a head.
@@ -79,34 +79,47 @@ class Family:
 _NO_BIAS: Mapping[str, tuple[object, ...]] = {"attention_bias": (False,), "mlp_bias": (False,)}
 _LLAMA = "rms_norm_eps attention_bias mlp_bias "
 _SIGMOID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_GPT_OSS_YARN = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(more=_LLAMA, fixed=_NO_BIAS),
     "mistral": Family(
         more="rms_norm_eps sliding_window layer_types",
-        defaults={"sliding_window": 4096},
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
         windows="all",
     ),
     "mixtral": Family(
         more="rms_norm_eps sliding_window num_local_experts num_experts_per_tok",
-        defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+        defaults={
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "router_aux_loss_coef": 0.001,
+        },
         windows="all",
         experts="mixtral",
     ),
     "qwen2": Family(
         more="rms_norm_eps " + _WINDOWS,
-        defaults={"sliding_window": 4096, "max_window_layers": 28},
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
         qkv_bias="always",
         windows="behind",
     ),
     "qwen2_moe": Family(
         more="rms_norm_eps qkv_bias " + _WINDOWS + _QWEN_EXPERTS,
         defaults={
+            "num_key_value_heads": 16,
             "qkv_bias": True,
             "num_experts": 60,
             "num_experts_per_tok": 4,
             "moe_intermediate_size": 1408,
             "shared_expert_intermediate_size": 5632,
+            "router_aux_loss_coef": 0.001,
         },
         qkv_bias="as said",
         experts="qwen",
@@ -114,18 +127,25 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3": Family(
         more="rms_norm_eps attention_bias " + _WINDOWS,
-        defaults={"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+        defaults={
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
         qk_norm="always",
         windows="behind",
         fixed={"attention_bias": (False,)},
     ),
     "qwen3_moe": Family(
-        more="rms_norm_eps attention_bias " + _WINDOWS + _QWEN_EXPERTS,
+        more="rms_norm_eps attention_bias num_local_experts " + _WINDOWS + _QWEN_EXPERTS,
         defaults={
+            "num_key_value_heads": 4,
             "sliding_window": 4096,
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
+            "router_aux_loss_coef": 0.001,
         },
         qk_norm="always",
         windows="all",
@@ -141,6 +161,8 @@ FAMILIES: Mapping[str, Family] = {
         more="rms_norm_eps attention_bias use_qk_norm partial_rotary_factor " + _ROUTED,
         defaults=_SIGMOID
         | {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
             "n_routed_experts": 128,
             "n_shared_experts": 1,
             "num_experts_per_tok": 8,
@@ -157,7 +179,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "dots1": Family(
         more="rms_norm_eps attention_bias sliding_window max_window_layers layer_types " + _ROUTED,
-        defaults=_SIGMOID,
+        defaults=_SIGMOID
+        | {
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+            "moe_intermediate_size": 1408,
+        },
         qk_norm="always",
         windows="behind",
         experts="routed",
@@ -167,11 +195,16 @@ FAMILIES: Mapping[str, Family] = {
         more="rms_norm_eps attention_bias sliding_window layer_types num_local_experts "
         "num_experts_per_tok swiglu_alpha swiglu_limit",
         defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
             "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_scaling": _GPT_OSS_YARN,
             "sliding_window": 128,
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
-            "head_dim": 64,
+            "router_aux_loss_coef": 0.001,
         },
         biased=True,
         windows="alternate",
@@ -180,6 +213,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mimo": Family(
         more="rms_norm_eps attention_bias use_mrope num_nextn_predict_layers " + _WINDOWS,
+        defaults={"num_key_value_heads": 32},
         qkv_bias="as said",
         windows="behind",
         fixed={"use_sliding_window": (False,), "use_mrope": (False,)},
@@ -187,29 +221,48 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(
         more="rms_norm_eps sliding_window resid_pdrop embd_pdrop partial_rotary_factor "
         "original_max_position_embeddings",
+        defaults={"rms_norm_eps": 1e-5},
         windows="all",
     ),
     "seed_oss": Family(
         more="rms_norm_eps attention_bias attention_out_bias mlp_bias residual_dropout",
-        defaults={"attention_bias": True, "attention_dropout": 0.1, "residual_dropout": 0.1},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "attention_dropout": 0.1,
+            "residual_dropout": 0.1,
+        },
         qkv_bias="as said",
         fixed={"attention_out_bias": (False,), "mlp_bias": (False,)},
     ),
     "smollm3": Family(
         more=_LLAMA + "no_rope_layers no_rope_layer_interval " + _WINDOWS,
+        defaults={"num_key_value_heads": 4, "rope_theta": 2e6},
         tied=True,
         fixed={**_NO_BIAS, "use_sliding_window": (False,)},
     ),
-    "arcee": Family(more=_LLAMA, activations=("relu2",), fixed=_NO_BIAS),
+    "arcee": Family(
+        more=_LLAMA,
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+        activations=("relu2",),
+        fixed=_NO_BIAS,
+    ),
     "ernie4_5": Family(
         more="rms_norm_eps use_bias",
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+        },
         tied=True,
         interleaved=True,
         fixed={"use_bias": (False,)},
     ),
     "nemotron": Family(
         more="norm_eps partial_rotary_factor rope_percent attention_bias mlp_bias",
-        defaults={"norm_eps": 1e-5},
+        defaults={"norm_eps": 1e-5, "hidden_act": "relu2", "initializer_range": 0.0134},
         activations=("relu2",),
         normalization="LayerNorm",
         layernorm_1p=True,
@@ -219,7 +272,7 @@ FAMILIES: Mapping[str, Family] = {
     "stablelm": Family(
         more="layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual hidden_dropout "
         "partial_rotary_factor rope_pct",
-        defaults={"layer_norm_eps": 1e-5},
+        defaults={"num_key_value_heads": 32, "layer_norm_eps": 1e-5},
         normalization="LayerNorm",
         qkv_bias="as said",
         rotary_share=0.25,
@@ -229,7 +282,13 @@ FAMILIES: Mapping[str, Family] = {
         more="norm_epsilon sliding_window residual_dropout embedding_dropout use_bias "
         # Files carry two keys of GPT-BigCode that the class does not read.
         "activation_function layer_norm_epsilon",
-        defaults={"norm_epsilon": 1e-5, "use_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+        defaults={
+            "num_key_value_heads": 2,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "hidden_act": "gelu_pytorch_tanh",
+            "initializer_range": 0.018042,
+        },
         activations=("gelu_pytorch_tanh", "gelu"),
         normalization="LayerNorm",
         tied=True,

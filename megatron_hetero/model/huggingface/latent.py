@@ -14,15 +14,45 @@ from megatron_hetero.model.huggingface.experts import further_tokens, routed_exp
 from megatron_hetero.model.huggingface.positions import read_rotary, write_latent_rotary
 from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts, shape_of
 
-_V3: Mapping[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_V3: Mapping[str, Any] = {
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "q_lora_rank": 1536,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
 
 LATENT_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "deepseek_v2": {},
-    "deepseek_v3": {**_V3, "norm_topk_prob": True},
-    "kimi_k2": {**_V3, "norm_topk_prob": True},
-    "glm4_moe_lite": {**_V3, "norm_topk_prob": True, "first_k_dense_replace": 1},
+    "deepseek_v2": {
+        "q_lora_rank": 1536,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+    },
+    "deepseek_v3": _V3,
+    # Kimi K2 is read by DeepSeek-V3's class.
+    "kimi_k2": _V3,
+    "glm4_moe_lite": {
+        **_V3,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.8,
+    },
 }
-"""Values of keys that a family's files leave out, by family."""
+"""Values of keys that a file leaves out, by family: the defaults of its class."""
 
 
 def write_latent(writer: FlagWriter, config: LatentConfig) -> None:

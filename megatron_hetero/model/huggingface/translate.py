@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
 
 from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.files import Document, near_names, validate_document
@@ -55,8 +56,7 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     if isinstance(model_type, str) and model_type in FAMILIES:
         family = FAMILIES[model_type]
         _check_keys(writer, document.data, model_type, family.keys)
-        # Defaults of the family's class stand below the file's own values.
-        merged = _with_defaults(document, family.defaults)
+        merged = replace(document, data=with_class_defaults(document.data))
         for key, allowed in family.fixed.items():
             if key in merged.data:
                 writer.require(key, merged.data[key], *allowed)
@@ -64,7 +64,7 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
         write_decoder(writer, decoder, family)
     elif isinstance(model_type, str) and model_type in LATENT_FAMILIES:
         _check_keys(writer, document.data, model_type, _keys_of(LatentConfig))
-        merged = _with_defaults(document, LATENT_FAMILIES[model_type])
+        merged = replace(document, data=with_class_defaults(document.data))
         config = latent = validate_document(merged, LatentConfig, ModelError)
         write_latent(writer, latent)
     elif model_type == "gpt_neox":
@@ -96,6 +96,34 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     return f"{document.path}{note}", tuple(writer.words)
 
 
+def with_class_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a `config.json` over those that its family's class takes where the file
+    gives them under no name."""
+    model_type = str(data.get("model_type"))
+    defaults: Mapping[str, Any]
+    config_class: type[BaseModel]
+    if model_type in FAMILIES:
+        family = FAMILIES[model_type]
+        defaults, config_class = family.defaults, DecoderConfig
+        # What the family's class does not read is no other name of what it reads.
+        data = {k: v for k, v in data.items() if k in family.keys or k not in NEUTRAL_VALUES}
+    else:
+        defaults, config_class = LATENT_FAMILIES.get(model_type, {}), LatentConfig
+    other_names = {
+        name: names
+        for names in map(_names_of, config_class.model_fields.items())
+        for name in names
+    }
+    # The newer form of rotary positions says all of them, their scaling too.
+    is_newer = data.get("rope_parameters") is not None
+    kept = {
+        key: value
+        for key, value in defaults.items()
+        if not other_names[key] & data.keys() and not (is_newer and key == "rope_scaling")
+    }
+    return {**kept, **data}
+
+
 def _refuse_type(document: Document, model_type: object) -> NoReturn:
     """Refuse a family that is not known; of a model of text and images name the part that is."""
     hint = near_names(str(model_type)[:64], SUPPORTED_MODEL_TYPES)
@@ -111,10 +139,6 @@ def _refuse_type(document: Document, model_type: object) -> NoReturn:
         f"supported{hint}; supported are {', '.join(SUPPORTED_MODEL_TYPES)}. Any other GPT can be "
         "given by its Megatron flags"
     )
-
-
-def _with_defaults(document: Document, defaults: Mapping[str, Any]) -> Document:
-    return replace(document, data={**defaults, **document.data})
 
 
 def _check_keys(
@@ -161,10 +185,13 @@ def _is_neutral(key: str, value: object, data: Mapping[str, Any]) -> bool:
 
 def _keys_of(config_class: type[BaseModel]) -> frozenset[str]:
     """Return all names of the keys that a class reads."""
-    names: set[str] = set()
-    for name, field in config_class.model_fields.items():
-        alias = field.validation_alias
-        # Pydantic keeps other names of a key as an alias, or as choices of several.
-        choices = alias.choices if isinstance(alias, AliasChoices) else [alias or name]
-        names |= {choice for choice in choices if isinstance(choice, str)}
-    return frozenset(names)
+    return frozenset().union(*map(_names_of, config_class.model_fields.items()))
+
+
+def _names_of(item: tuple[str, FieldInfo]) -> frozenset[str]:
+    """Return the names under which a file may give one field of a class."""
+    name, field = item
+    alias = field.validation_alias
+    # Pydantic keeps other names of a key as an alias, or as choices of several.
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias or name]
+    return frozenset(choice for choice in choices if isinstance(choice, str))

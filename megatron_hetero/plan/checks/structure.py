@@ -1,8 +1,9 @@
-"""Invariants of a plan by itself: shapes, layers, micro-batches, recompute."""
+"""Invariants of a plan by itself: sizes, shapes, layers, micro-batches, recompute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from megatron_hetero.model.spec import MAX_LAYERS
 from megatron_hetero.plan.checks.violation import (
@@ -204,8 +205,34 @@ def recompute_is_complete(plan: Plan) -> Iterator[Violation]:
             )
 
 
+def sizes_are_positive(plan: Plan) -> Iterator[Violation]:
+    """Find sizes of the job below the least that a model or a batch can have."""
+    if plan.workload is None:
+        return
+    for part, sizes in (("model", plan.workload.model), ("training", plan.workload.training)):
+        # Not `vars`: it has the hash that a hashed value keeps, which may be negative.
+        for field in fields(sizes):
+            name, size = field.name, getattr(sizes, field.name)
+            least = 1 if name in _AT_LEAST_ONE else 0
+            if isinstance(size, int) and not isinstance(size, bool) and size < least:
+                yield Violation(
+                    ("workload", part, name),
+                    f"{name} of the job is {size}; it is at least {least}. Plan again with the "
+                    "job's own number.",
+                )
+
+
+_AT_LEAST_ONE = frozenset(
+    {
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"),
+        *("num_query_groups", "kv_channels", "vocab_size", "make_vocab_size_divisible_by"),
+        *("seq_length", "global_batch_size", "micro_batch_size"),
+    }
+)
+
 INVARIANTS = (
     known_schema_version,
+    sizes_are_positive,
     something_to_run,
     numbers_in_bounds,
     expert_groups_are_two_sizes,

@@ -76,6 +76,29 @@ def test_nodes_by_their_labels(tmp_path: Path) -> None:
     assert "cordoned is left out: it is cordoned" in said and "lost is left out: it is not" in said
 
 
+def test_shared_gpus_count_once_whatever_label_says_so(tmp_path: Path) -> None:
+    gke = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
+    path = written(
+        tmp_path,
+        node("one", "Tesla-T4", "4", labels={"nvidia.com/gpu.replicas": "1"}),
+        node("none", "Tesla-T4", "4", labels={"nvidia.com/gpu.replicas": "0"}),
+        node("sliced", "Tesla-T4", "32",
+             labels={"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.count": "8"}),
+        node("gke", None, "6", labels=gke | {"cloud.google.com/gke-max-shared-clients-per-gpu": "3",
+                                             "cloud.google.com/gke-gpu-sharing-strategy": "mps"}),
+        node("cut", None, "7", labels=gke | {"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}),
+    )  # fmt: skip
+    found = nodes_from_kubernetes(path, {})
+    counts = {n.name: n.count for n in found.nodes}
+    assert counts == {"one": 4, "none": 4, "sliced": 8, "gke": 2}
+    assert "cut is left out: its GPUs are cut into parts (1g.5gb of nvidia-tesla-t4)" in found.notes
+
+
+def test_shared_gpus_of_no_known_number_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="node s: '' is not a number of GPUs"):
+        nodes_from_kubernetes(written(tmp_path, node("s", "NVIDIA-L40S-SHARED", "16")), {})
+
+
 def test_init_writes_sites_of_regions(tmp_path: Path) -> None:
     region = "topology.kubernetes.io/region"
     path = written(

@@ -96,6 +96,17 @@ def test_init_writes_a_file_that_loads(tmp_path: Path, capsys) -> None:
     assert main([*words, "--gpu-name", "a100=A100-80GB"]) == 2  # never over a file
 
 
+def test_marks_behind_a_state_are_read(tmp_path: Path) -> None:
+    states = ("IDLE*", "MIXED$", "IDLE@", "ALLOCATED^", "IDLE~", "IDLE#+CLOUD", "IDLE-")
+    text = "\n".join(
+        f"NodeName=n{i}\n Gres=gpu:t4:1\n State={state}\n" for i, state in enumerate(states)
+    )
+    found = nodes_from_slurm(written(tmp_path, text), {})
+    assert [node.name for node in found.nodes] == ["n4", "n5", "n6"]
+    assert "n0 is left out: its state is IDLE*" in found.notes
+    assert "n4, n5: each is powered down" in " ".join(found.notes)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -107,7 +118,7 @@ def test_init_writes_a_file_that_loads(tmp_path: Path, capsys) -> None:
         ("NodeName=a\n Gres=gpu:4\n State=IDLE\n", "--gpu-name gpu="),
         ("NodeName=a\n Gres=gpu:a100\n State=IDLE\n", "in a way that is not known here"),
         ("NodeName=a\n Gres=gpu:t4:99999\n State=IDLE\n", "in a way that is not known here"),
-        ("NodeName=a\n Gres=(null)\n State=IDLE\n", "no node with GPUs is in use"),
+        ("NodeName=a\n Gres=(null)\n State=IDLE\n", "in use; no Gres of a node names a gpu"),
         ("NodeName=a\n Gres=gpu:t4:1\n State=DOWN\n", "a is left out: its state is DOWN"),
     ],
 )

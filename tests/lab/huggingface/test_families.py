@@ -18,11 +18,11 @@ SHAPE = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, **SHAPE},
     "mistral": {"num_key_value_heads": 1, **SHAPE},
-    "qwen2": {"tie_word_embeddings": True, **SHAPE},
+    "qwen2": {"tie_word_embeddings": True, "num_key_value_heads": 4, **SHAPE},
     "qwen3": {"head_dim": 6, "num_key_value_heads": 2, **SHAPE},
     "gpt2": {"n_layer": 2, "n_embd": 8, "n_head": 2},
     "gpt_neox": {"use_parallel_residual": False, **SHAPE},
-    "mixtral": {"num_local_experts": 3, **SHAPE},
+    "mixtral": {"num_key_value_heads": 4, "num_local_experts": 3, **SHAPE},
     "qwen3_moe": {"num_experts": 2, "head_dim": 6, **SHAPE},
     "opt": {"activation_function": "gelu", **SHAPE},
 }
@@ -59,6 +59,14 @@ def test_there_and_back(kind: str) -> None:
         assert not seen & set(piece.names)
         seen |= set(piece.names)
     assert len({piece.megatron for piece in pieces_of(config)}) == len(pieces_of(config))
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("mistral", [64, 16, 16]), ("qwen3", [4096] * 3)])
+def test_heads_that_the_file_leaves_out_are_those_of_its_class(kind: str, rows: list[int]) -> None:
+    config = {"model_type": kind, **SHAPE, "hidden_size": 64, "num_attention_heads": 32}
+    qkv = next(piece for piece in pieces_of(config) if "linear_qkv.weight" in piece.megatron)
+    parts = qkv.split(torch.zeros(sum(rows), 64))
+    assert [len(part) for part in parts] == rows
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from megatron_hetero.plan.plan import LayerRange, Plan
 from tests.plan.edits import (
     PLAN,
     with_estimates,
+    with_model,
     with_orders,
     with_replica,
     with_shape,
     with_stage,
+    with_training,
 )
 
 
@@ -29,6 +31,12 @@ def with_chunks(plan: Plan, *chunks: tuple[int, int]) -> Plan:
 BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
     check_structure.known_schema_version: [
         (replace(PLAN, schema_version=2), "schema_version is 2; .* reads 1"),
+    ],
+    check_structure.sizes_are_positive: [
+        (with_model(PLAN, hidden_size=0), "hidden_size of the job is 0; it is at least 1"),
+        (with_model(PLAN, make_vocab_size_divisible_by=0), "divisible_by of the job is 0"),
+        (with_model(PLAN, num_experts=-1), "num_experts of the job is -1; it is at least 0"),
+        (with_training(PLAN, micro_batch_size=0), "micro_batch_size of the job is 0"),
     ],
     check_structure.something_to_run: [
         (Plan(()), "the plan has no replica"),

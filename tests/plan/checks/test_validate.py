@@ -47,6 +47,16 @@ def test_the_sound_plan_passes() -> None:
     validate_plan(PLAN, CLUSTER)
 
 
+def test_what_a_workload_keeps_of_its_hash_is_no_size() -> None:
+    assert PLAN.workload is not None
+    hash(PLAN.workload.model)
+    for number in range(20):
+        plan = with_model(PLAN, max_position_embeddings=4096 + number)
+        assert plan.workload is not None
+        hash(plan.workload)
+        validate_plan(plan)
+
+
 def test_a_gpu_used_twice_is_named_before_the_figures_it_left_behind() -> None:
     plan = with_estimates(PLAN, devices={"b:0": DeviceEstimate(2, 1, {})})
     twice = with_stage(plan, 0, 1, devices=("a:0",))
