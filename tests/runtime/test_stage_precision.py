@@ -182,7 +182,9 @@ def _model_and_main_weights(
     checkpoint: Path,
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     tensors = checkpoint_tensors(checkpoint)
-    main = {k.split("fp32_param.", 1)[1]: t for k, t in tensors.items() if "fp32_param." in k}
+    # Of the distributed optimizer, and of Megatron's optimizer with main weights.
+    names = "optimizer.state.param.", "optimizer.state.fp32_param."
+    main = {k.removeprefix(n): t for k, t in tensors.items() for n in names if k.startswith(n)}
     return {k: t for k, t in tensors.items() if k in main}, main
 
 

@@ -167,9 +167,9 @@ def _compare_in_half_precision(
     the one process can be measured. The plan rounds the same numbers at other places, so it may be
     four times (`FLOOR_FACTOR`) as far from the one process as that one is from fp32.
 
-    Where stages compute in unlike precisions, the one process casts where they do. If no stage in
-    half precision is divided, the plan rounds the same numbers at the same places, and the floor is
-    that of fp32: the one process in another order.
+    Where stages compute in unlike precisions, the one process casts where they do. If no stage is
+    divided, the plan rounds the same numbers at the same places, and the floor is that of fp32: the
+    one process in another order.
     """
     model, plan = jobs.shrunk.model, jobs.plan_of(optimizer)
     ranks, (reference,) = records_of_plan(of_plan), records(one)

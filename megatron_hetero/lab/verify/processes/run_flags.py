@@ -74,20 +74,18 @@ class RunFlags:
 
     def rounds_alike(self, optimizer: str) -> bool:
         """Tell if the one process rounds as the plan does: it casts where the plan does, and scales
-        losses alike (but for powers of two), and no stage in half precision is divided, which
-        rounds the parts of its sums."""
+        losses alike (but for powers of two), and no stage is divided: in half precision it rounds
+        the parts of its sums, in fp32 it adds them in another order, and a cast behind a sum may
+        fall to the other side."""
         if not self.mixes_precisions(optimizer):
             return False
-        plan, job = self.plan_of(optimizer), self.options.precision_of(optimizer)
+        plan = self.plan_of(optimizer)
         counts = [replica.num_micro_batches for replica in plan.replicas]
         scales = {sum(counts) / count for count in counts}
         if not self._is_per_token and any(frexp(scale)[0] != 0.5 for scale in scales):
             return False
-        return not any(
-            stage.shape.num_devices > 1 and precision != "fp32"
-            for replica, row in zip(plan.replicas, stage_precisions(plan, job), strict=True)
-            for stage, precision in zip(replica.stages, row, strict=True)
-        )
+        stages = [stage for replica in plan.replicas for stage in replica.stages]
+        return all(stage.shape.num_devices == 1 for stage in stages)
 
     def replays_routing(self, optimizer: str) -> bool:
         """Tell if the plan follows the one process's experts; that process then runs first."""
