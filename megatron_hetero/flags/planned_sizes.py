@@ -18,15 +18,21 @@ _PLANNED_MODEL = (
     "ffn_hidden_size",
     "num_attention_heads",
     "num_query_groups",
+    "kv_channels",
     "seq_length",
     "gated_mlp",
     "tied_embeddings",
     "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
     "moe_layer_freq",
     "moe_shared_expert_intermediate_size",
     "q_lora_rank",
     "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
     "v_head_dim",
+    "mtp_num_layers",
 )
 _PLANNED_TRAINING = ("global_batch_size", "micro_batch_size", "precision", "sequence_parallel")
 

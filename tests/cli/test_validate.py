@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from megatron_hetero.cli.main import main
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
@@ -61,16 +63,25 @@ def test_a_broken_plan_as_json(layout_plan: Callable[..., Path], capsys) -> None
     assert data["error"]["exit_code"] == 4
 
 
-def test_flags_of_another_model_than_the_plans_are_named(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--hidden-size", "4096"], "hidden_size: plan 2048, flags 4096"),
+        (["--kv-channels", "256"], "kv_channels: plan 128, flags 256"),
+        (["--mtp-num-layers", "1"], "mtp_num_layers: plan 0, flags 1"),
+    ],
+)
+def test_flags_of_another_model_than_the_plans_are_named(
+    more: list[str], said: str, tmp_path: Path, capsys
+) -> None:
     path = tmp_path / "plan.json"
     save_plan(plan_from_layout(parse_layout("tp1:24 @64"), load_workload(EXAMPLE)), path)
     assert main(["validate", str(path)]) == 0
     data = json.loads(path.read_text())
-    flags = data["workload"]["megatron_args"]
-    flags[flags.index("--hidden-size") + 1] = "4096"
+    data["workload"]["megatron_args"] += more
     path.write_text(json.dumps(data))
     assert main(["validate", str(path)]) == 4
-    assert "hidden_size: plan 2048, flags 4096" in " ".join(capsys.readouterr().err.split())
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_validate_against_the_cluster(plan_path: Path, capsys) -> None:
