@@ -40,7 +40,6 @@ NOT_WITH_CONTEXT_PARALLEL = frozenset(
 _NOT_IN_A_RING = frozenset({"--softmax-type off-by-one", "--softmax-type learnable"})
 """Flags without a kernel of Transformer Engine for divided sequences (`get_attention_backend`), but
 where ranks exchange heads."""
-_EXCHANGED_HEADS = "--cp-comm-type a2a"
 
 
 def may_choose(costs: CostModel, setting: str) -> bool:
@@ -107,7 +106,7 @@ def may_divide(workload: Workload, but: frozenset[str] = frozenset()) -> bool:
     given that the runtime, or Transformer Engine's ring, refuses beside it; `but` are not asked."""
     given = _given(workload)
     refused = NOT_WITH_CONTEXT_PARALLEL - but
-    if not (workload.training.local_layers or _EXCHANGED_HEADS in given):
+    if not (workload.training.local_layers or workload.training.exchanges_heads):
         refused |= _NOT_IN_A_RING
     return not (workload.model.mtp_num_layers or given & refused)
 
@@ -124,7 +123,7 @@ def cuts_heads(workload: Workload, width: int, context_parallel: int) -> bool:
     """Return whether context-parallel ranks can exchange the heads of keys, where the job asks for
     that in place of a ring."""
     own_groups = workload.model.num_query_groups // width
-    return own_groups % context_parallel == 0 or _EXCHANGED_HEADS not in _given(workload)
+    return own_groups % context_parallel == 0 or not workload.training.exchanges_heads
 
 
 @lru_cache(maxsize=1024)

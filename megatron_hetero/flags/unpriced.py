@@ -99,7 +99,7 @@ UNPRICED: tuple[Unpriced, ...] = (
         lambda job: job.model.num_experts > 0,
     ),
 )
-_AS_PRICED = {"--rerun-mode": ("disabled",)}
+_AS_PRICED = {"--rerun-mode": ("disabled",), "--cp-comm-type": ("a2a",)}
 """Flag -> values, beside the default, that change nothing."""
 
 

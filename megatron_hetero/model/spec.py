@@ -25,8 +25,7 @@ FusedLoss = Literal["", "native", "te"]
 MAX_LAYERS = 100_000
 """Largest number of layers read: a line of text must not be able to fill the memory."""
 ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
-"""Metadata of a field written only if not at the default, so that older files keep bytes and
-hashes."""
+"""Metadata of a field written only if not at the default: older files keep bytes and hashes."""
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -178,25 +177,25 @@ class TrainingSpec:
     """Settings of the training on which time, memory and equality depend.
 
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
-    granularity, `recompute_modules` what "selective" means (`model.recompute`; empty is core
-    attention).  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
-    less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8 by
-    `fp8_recipe`, Megatron's, weights and activations as `precision` has them.  `grouped_experts`:
-    the experts of a rank are one call (`--moe-grouped-gemm`).  `fp32_residual_connection`: what
-    layers hand on is in fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
-    `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: predictions have
-    stages send "as-run", as the trainer of the plan does (stock Megatron waits for its sends),
-    "buffered", as trainers do that go on after a send, or "rendezvous", as trainers do that wait
-    for the receiver of a large message.  `fused_scores`: where attention stores no
-    scores without `flash_attention` too (`runtime.parallel.fused_rows`): on stages that divide
-    sequences, or everywhere, as of flexible sequences.  `token_dispatcher`: how tokens go to
-    experts that are dealt out over replicas.  `tp_comm_overlap`: exchanges under products; empty
-    where the flag is off, or hides nothing.  `local_layers`: Megatron's own, not Transformer
-    Engine's.  `unfused_gradients`: a product writes the gradient of its weight, which is then added
-    to the main gradient (`--no-gradient-accumulation-fusion`).  `fused_loss`: whose fused kernels
-    compute the cross entropy.  `state_widths`: bytes of a main weight and of both moments of it
-    under `--use-precision-aware-optimizer`; empty without.  Bytes of optimizer states follow
-    from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
+    granularity, `recompute_modules` what "selective" means (`model.recompute`).
+    `fused_activation`: bias and activation of the MLP are one kernel, which keeps less than torch's
+    own operations do.  `fp8`: Transformer Engine's products in fp8 by `fp8_recipe`, Megatron's,
+    weights and activations as `precision` has them.  `grouped_experts`: the experts of a rank are
+    one call (`--moe-grouped-gemm`).  `fp32_residual_connection`: what layers hand on is in fp32.
+    `mixes_precisions`: a plan may let stages whose GPUs lack `precision` compute in fp16 or fp32;
+    gradients are in fp32 then.  `sends`: predictions have stages send "as-run", as the trainer of
+    the plan does (stock Megatron waits for its sends), "buffered", as trainers do that go on after
+    a send, or "rendezvous", as trainers do that wait for the receiver of a large message.
+    `fused_scores`: where attention stores no scores without `flash_attention` too
+    (`runtime.parallel.fused_rows`): on stages that divide sequences, or everywhere, as of flexible
+    sequences.  `token_dispatcher`: how tokens go to experts that are dealt out over replicas.
+    `tp_comm_overlap`: exchanges under products; empty where the flag is off, or hides nothing.
+    `local_layers`: Megatron's own, not Transformer Engine's.  `unfused_gradients`: a product writes
+    the gradient of its weight, which is then added to the main gradient
+    (`--no-gradient-accumulation-fusion`).  `fused_loss`: whose fused kernels compute the cross
+    entropy.  `state_widths`: bytes of a main weight and of both moments of it under
+    `--use-precision-aware-optimizer`; empty without.  `exchanges_heads`: sequences are divided by
+    `--cp-comm-type a2a`.
     """
 
     global_batch_size: int
@@ -228,6 +227,7 @@ class TrainingSpec:
     fused_loss: FusedLoss = field(default="", metadata=ONLY_IF_SET)
     state_widths: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
     recompute_modules: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
+    exchanges_heads: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:

@@ -73,6 +73,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fused_loss=_fused_loss(flags),
         state_widths=_state_widths(flags),
         recompute_modules=recompute_modules,
+        exchanges_heads={*(flags.words("--cp-comm-type") or ())} == {"a2a"},
     )
 
 

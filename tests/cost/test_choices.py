@@ -45,19 +45,18 @@ def test_sequences_stay_whole_where_the_runtime_or_the_user_says_so() -> None:
 
 
 def test_sequences_stay_whole_where_transformer_engines_ring_has_no_kernel() -> None:
-    def with_offsets(*flags: str, **changes: Any) -> tuple[int, ...]:
-        flags = ("--softmax-type", "learnable", *flags)
+    def with_offsets(**changes: Any) -> tuple[int, ...]:
+        flags = ("--softmax-type", "learnable")
         return sizes(replace(make_workload(**changes), megatron_args=flags))
 
     assert not with_offsets()
     assert with_offsets(local_layers=True)
-    assert with_offsets("--cp-comm-type", "a2a")
-    assert not with_offsets("--cp-comm-type", "all_gather")
+    assert with_offsets(exchanges_heads=True)
 
 
 def test_exchanged_heads_are_of_whole_groups_of_keys() -> None:
     ring = make_workload(num_query_groups=4)
-    exchanged = replace(ring, megatron_args=("--cp-comm-type=a2a",))
+    exchanged = make_workload(num_query_groups=4, exchanges_heads=True)
     assert set(sizes(ring)) > {2, 4, 8}
     assert sizes(exchanged) == (2, 4)
     assert sizes(exchanged, 2) == (2,)

@@ -20,7 +20,7 @@ from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.calibration import shipped_calibration
 from megatron_hetero.cost.work.compute import core_attention_times, group_layer_times
-from megatron_hetero.cost.work.context_parallel import merging_times
+from megatron_hetero.cost.work.context_parallel import merging_times, waiting_times
 from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
@@ -86,6 +86,32 @@ def test_a_ring_merges_what_its_rounds_give() -> None:
     assert found.backward_s == pytest.approx(memory_s(2 * 16 * backward))
     whole = even_share(workload.model, 1)
     assert merging_times(workload, [(FAST, whole)]).total_s == 0.0
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_exchanged_heads_travel_before_attention_and_after_it(recompute: str) -> None:
+    """Queries, keys, values and the result, three of four parts each, and nothing hides them."""
+    ring = long_sequences(num_query_groups=4, recompute=recompute)
+    heads = long_sequences(num_query_groups=4, recompute=recompute, exchanges_heads=True)
+    share = member_shares(ring.model, 1, None, 4)[0]
+    members, link = [(FAST, share)], Link(1e9, 0.0)
+    elements = 2 * ring.model.hidden_size + 2 * 4 * ring.model.kv_channels
+    sent = share.num_tokens(ring.model, ring.training) * elements * 2 * 3 / 4
+    waits = waiting_times(heads, members, link)
+    assert waits.forward_s == pytest.approx(sent / link.ring_bytes_per_s(4))
+    times = 2 if recompute == "selective" else 1
+    assert waits.backward_s == pytest.approx(times * waits.forward_s)
+    # One call on whole sequences is no slower than four, and each tensor is moved twice.
+    core = [core_attention_times(workload, members) for workload in (ring, heads)]
+    assert core[1].forward_s < core[0].forward_s
+    moved = merging_times(heads, members).forward_s
+    speed = speed_of(heads.training, FAST)
+    assert moved == pytest.approx(speed.memory_s(4 * elements * 2 * 16384 / 4))
+    # Unlike parts, and local layers, gather keys and values whatever the flag says.
+    unlike = [(FAST, replace(share, context_shares=(1, 1, 1, 3)))]
+    assert waiting_times(heads, unlike, link) == waiting_times(ring, unlike, link)
+    local = replace(heads, training=replace(heads.training, flash_attention=False))
+    assert merging_times(local, members).total_s == 0.0
 
 
 def test_local_layers_that_divide_sequences_store_no_scores() -> None:

@@ -83,6 +83,8 @@ def test_model_flags(flags: str, changes: dict[str, object]) -> None:
         ("--use-distributed-optimizer", {"use_distributed_optimizer": True}),
         ("--calculate-per-token-loss", {"per_token_loss": True}),
         ("--recompute-activations", {"recompute": "selective"}),
+        ("--cp-comm-type a2a", {"exchanges_heads": True}),
+        ("--cp-comm-type a2a a2a a2a p2p", {}),
         ("--recompute-granularity selective", {"recompute": "selective"}),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",

@@ -97,6 +97,18 @@ def reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     return moved_s + _added_s(num_bytes, num_ranks, link)
 
 
+def all_to_all_s(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Time an all-to-all of equal parts, which NCCL sends side by side.
+
+    Args:
+        num_bytes: on each rank, with the part that stays there.
+        num_ranks: in the group.
+        link: the slowest of the group.
+    """
+    sent = num_bytes * (num_ranks - 1) / num_ranks
+    return link.latency_s + sent / link.ring_bytes_per_s(num_ranks) if sent else 0.0
+
+
 def _added_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     """Time the adding of a reduction: each rank adds (n - 1) / n of the buffer in all rounds
     together.  Over NVLink the adding hides, unless the file says otherwise."""

@@ -13,7 +13,7 @@ the main gradient.  Times are for one micro-batch, without communication.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.nodes import GpuType
@@ -37,6 +37,8 @@ _FUSED_BACKWARD_PRODUCTS = 3, 2
 """Products of fused attention's backward pass as large as that of the scores (the scores once more,
 and the gradients of queries and keys), and as that of the context (the gradients of softmax and
 values)."""
+ContextExchange = Literal["ring", "heads", "gather"]
+"""Keys and values go round, heads are exchanged for parts of sequences, or all is gathered."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -193,16 +195,22 @@ def _product_times(products: Sequence[Product], speed: Speed) -> PassTimes:
     )
 
 
-def is_ring(workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]) -> bool:
-    """Return whether keys and values go round in a ring: with fused attention on all members and
-    equal parts of sequences."""
+def context_exchange(
+    workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]
+) -> ContextExchange:
+    """Return how the parts of sequences meet: with fused attention on all members and equal parts
+    as Transformer Engine's `--cp-comm-type` says, else keys and values are gathered
+    (`runtime.parallel.context_attention`)."""
     model, training = workload.model, workload.training
-    return all(
+    is_fused = all(
         share.context_parallel > 1
         and share.context_shares is None
         and uses_flash_attention(model, training, gpu)
         for gpu, share in members
     )
+    if not is_fused:
+        return "gather"
+    return "heads" if training.exchanges_heads else "ring"
 
 
 def _core_times(
@@ -220,7 +228,8 @@ def _core_times(
     gpu, share = member
     if is_fused:
         # A ring has a call for each round, of queries and keys of one part of the sequence.
-        rounds = share.context_parallel if is_ring(workload, (member,)) else 1
+        is_ring = context_exchange(workload, (member,)) == "ring"
+        rounds = share.context_parallel if is_ring else 1
         # The kernel's own tables: a part of the rate of large products, and a fixed cost a call.
         calibration = calibration or shipped_calibration()
         length = workload.model.seq_length // rounds

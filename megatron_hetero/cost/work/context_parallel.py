@@ -6,9 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.node_links import Link
-from megatron_hetero.cost.network.collectives import context_parallel_times
+from megatron_hetero.cost.network.collectives import all_to_all_s, context_parallel_times
 from megatron_hetero.cost.parameters import attention_sizes
-from megatron_hetero.cost.work.compute import PassTimes, core_attention_times, is_ring, slowest
+from megatron_hetero.cost.work.compute import (
+    PassTimes,
+    context_exchange,
+    core_attention_times,
+    slowest,
+)
 from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.cost.work.under_products import Member
 from megatron_hetero.model.recompute import recomputed
@@ -21,7 +26,10 @@ def waiting_times(
     """Time a layer's wait for the keys and values of other parts of the sequence.
 
     In a ring keys and values travel while attention works on those that are there: all rounds but
-    the first hide that long.  Recomputed attention asks for them again.  Where they are gathered,
+    the first hide that long.  Where heads are exchanged, queries, keys and values go before
+    attention begins and the result goes back (`AttnFuncWithCPAndQKVOA2A` of Transformer Engine
+    2.20), backward their gradients.  Recomputed attention asks for all again.  Where they are
+    gathered,
     unlike parts travel as long as the longest of them (`runtime.parallel.context_attention`).
 
     Args:
@@ -33,7 +41,12 @@ def waiting_times(
     context = members[0][1].context_parallel
     if context == 1:
         return PassTimes(0.0, 0.0)
-    share, in_ring = members[0][1], is_ring(workload, members)
+    share, how = members[0][1], context_exchange(workload, members)
+    if how == "heads":
+        once_s = _heads_s(workload, members, link)
+        passes = 2 if "core_attn" in recomputed(training) else 1
+        return PassTimes(once_s, passes * once_s)
+    in_ring = how == "ring"
     sizes = [attention_sizes(model, share) for _, share in members]
     # Latent attention has as wide keys as queries; else keys are as wide as values.
     both = max(sum(s) if model.kv_lora_rank else 2 * s[1] for s in sizes)
@@ -50,9 +63,25 @@ def waiting_times(
     return PassTimes(forward_s, backward_s)
 
 
+def _heads_s(workload: Workload, members: Sequence[Member], link: Link | None) -> float:
+    """Time one pass's exchange of heads for parts of sequences."""
+    if link is None:
+        return 0.0
+    training, context = workload.training, members[0][1].context_parallel
+    found = []
+    for _, share in members:
+        query, value = attention_sizes(workload.model, share)
+        # Queries, keys, values and the result, each an exchange of its own.
+        key, result = (query, value) if workload.model.kv_lora_rank else (value, query)
+        tokens = share.num_tokens(workload.model, training) * training.element_bytes
+        widths = query, key, value, result
+        found.append(sum(all_to_all_s(width * tokens, context, link) for width in widths))
+    return max(found)
+
+
 def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
-    """Time what a ring moves through a GPU's memory around its calls of attention in a layer; zero
-    without a ring.
+    """Time what Transformer Engine moves through a GPU's memory around its calls of attention in a
+    layer with parts of sequences; zero of others.
 
     Elements read and written by `AttnFuncWithCPAndKVP2P` of Transformer Engine 2.20, on the rank
     with the last part of a causal sequence.  Forward: keys and values are put side by side, the
@@ -61,7 +90,8 @@ def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
     and added in the others, half of those of keys and values.
     """
     model, training = workload.model, workload.training
-    if not is_ring(workload, members):
+    how = context_exchange(workload, members)
+    if how == "gather":
         return PassTimes(0.0, 0.0)
     found = []
     for gpu, share in members:
@@ -70,6 +100,10 @@ def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
         pair, rounds = key + value, share.context_parallel - 1
         forward = 2 * pair + (2 + 3 * rounds) * result
         backward = 4 * pair + 2 * query + (3 * query + 1.5 * pair) * rounds
+        if how == "heads":
+            # Each tensor is copied before it goes and put in order when it has come.
+            forward = 4 * (query + pair + result)
+            backward = 1.0 * forward
         if "core_attn" in recomputed(training):
             backward += forward
         num_bytes = share.num_tokens(model, training) * training.element_bytes
