@@ -1,7 +1,8 @@
 """A key that a `config.json` leaves out is what its family's class takes for it.
 
 `class_defaults.json` has what the classes of `transformers` 5.24.0 take; those that only keep a
-family from being read (sizes that a file has to give) are not in it.
+family from being read (sizes that a file has to give) are not in it, nor is the weight of the
+balancing loss, which a class adds only where asked and a job has to say (`init --job`).
 """
 
 from __future__ import annotations
