@@ -99,6 +99,7 @@ class StageOptions:
         """By one micro-batch more, and by one message more."""
         self._peers: dict[tuple[tuple[Device, ...], ...], Hashable] = like._peers if like else {}
         self._unlike: dict[Hashable, _Unlike] = like._unlike if like else {}
+        self._kinds: dict[str, tuple[str, int, int]] = like._kinds if like else {}
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
         """Return options with 1, 2, ... layers, as many as fit; empty where not even one does."""
@@ -128,7 +129,7 @@ class StageOptions:
     def _times_key(self, place: StagePlace) -> Hashable:
         """Return equal for places of equal times, whatever they have to keep."""
         cluster = self.costs.cluster
-        gpus = tuple(memory_kind(cluster.node_by_name[device.node]) for device in place.devices)
+        gpus = tuple([self._kind(device) for device in place.devices])
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
         key: tuple[Hashable, ...] = gpus, link, place.shares, ends, place.expert_shares
@@ -139,6 +140,14 @@ class StageOptions:
             return key
         own = tuple(slowest_link(cluster, group.devices) for group in place.stage.groups)
         return *key, place.context_parallel, place.context_shares, own
+
+    def _kind(self, device: Device) -> tuple[str, int, int]:
+        """Return the kind of memory of the device's node."""
+        found = self._kinds.get(device.node)
+        if found is None:
+            node = self.costs.cluster.node_by_name[device.node]
+            found = self._kinds[device.node] = memory_kind(node)
+        return found
 
     def _peers_key(self, place: StagePlace) -> Hashable:
         """Return equal for places among peers of equal times: as if nodes had no names."""
@@ -151,7 +160,7 @@ class StageOptions:
             own = []
             for device in devices:
                 number = numbers.setdefault(device.node, len(numbers))
-                own.append((number, memory_kind(cluster.node_by_name[device.node])))
+                own.append((number, self._kind(device)))
             self._peers[peers] = tuple(own), slowest_link(cluster, devices), len(peers)
         return self._peers[peers]
 
@@ -344,9 +353,8 @@ class StageOptions:
                 place.context_shares,
                 None if place.experts is None else place.experts.sizes,
             )
-            node_by_name = self.costs.cluster.node_by_name
             unlike = {
-                (memory_kind(node_by_name[device.node]), share): (device, share)
+                (self._kind(device), share): (device, share)
                 for device, share in zip(place.devices, shares, strict=True)
             }
             self._unlike[key] = tuple(unlike.values())
