@@ -1355,16 +1355,21 @@ static double paced(const Exchange *e, double bucket)
     return other > bucket ? other : bucket;
 }
 
+static double last_bucket(const Exchange *e, double longest)
+{
+    return longest * (1 - (e->num_buckets - 1) * e->bucket_share);
+}
+
 /* `cost.sync.exchange_clock._BusyPaths.take`. */
-static double take_paths(Paths *p, const Exchange *e)
+static double take_paths(Paths *p, const Exchange *e, double begin)
 {
     const int64_t *paths = e->paths.buf;
     const double *seconds = e->seconds.buf;
     const Py_ssize_t count = e->paths.len / (Py_ssize_t)sizeof(int64_t);
-    double end = e->first, longest = 0.0;
+    double end = begin, longest = 0.0;
     for (Py_ssize_t i = 0; i < count; i++) {
         double *free_at = &p->free_at[place_of(p, paths[i])];
-        double done = (*free_at > e->first ? *free_at : e->first) + seconds[i];
+        double done = (*free_at > begin ? *free_at : begin) + seconds[i];
         *free_at = done;
         end = done > end ? done : end;
         longest = seconds[i] > longest ? seconds[i] : longest;
@@ -1374,24 +1379,229 @@ static double take_paths(Paths *p, const Exchange *e)
     double waiting = e->num_buckets - at_once > 0.0 ? e->num_buckets - at_once : 0.0;
     if (waiting > 0.0)
         end += waiting * (paced(e, bucket) - bucket);
-    double last = e->last + longest * (1 - (e->num_buckets - 1) * e->bucket_share);
+    double last = e->last + last_bucket(e, longest);
     double turns = 1 / e->window > 1.0 ? 1 / e->window : 1.0;
     return (last > end ? last : end) + e->latency * turns;
 }
 
-PyDoc_STRVAR(last_exchange_end_doc,
-"last_exchange_end(steps, order, carried, carried_s)\n\n"
+/* One holder of one exchange, and the part of its room that a bucket takes. */
+typedef struct {
+    long step, holder;
+    double part;
+} Holding;
+
+/* The room of one holder: buckets under way in the order of their ends, and its exchanges. */
+typedef struct {
+    long *own;        /* places in the list of holdings, in order */
+    long count, next;
+    double *end_at, *freed;  /* of buckets; those before `head` have left */
+    long head, size, most;
+    double taken;
+} Room;
+
+typedef struct {
+    Holding *all;  /* step by step */
+    long *firsts;  /* [step], in `all`, and their number */
+    Room *rooms;
+    long num_rooms;
+    double *begin;
+    long *missing, *ready;
+    long num_ready;
+    double rounding;
+} Rooms;
+
+static void free_rooms(Rooms *r)
+{
+    for (long i = 0; r->rooms != NULL && i < r->num_rooms; i++) {
+        free(r->rooms[i].own);
+        free(r->rooms[i].end_at);
+        free(r->rooms[i].freed);
+    }
+    free(r->all);
+    free(r->firsts);
+    free(r->rooms);
+    free(r->begin);
+    free(r->missing);
+    free(r->ready);
+}
+
+/* Read [step] -> (numbers of its holders, parts of their rooms).  Numbers rise as holders first come,
+   so that all are below the number of holdings. */
+static int read_rooms(Rooms *r, PyObject *given, const Exchange *steps, Py_ssize_t count)
+{
+    r->firsts = calloc((size_t)count + 1, sizeof(long));
+    r->begin = calloc((size_t)count + 1, sizeof(double));
+    r->missing = calloc((size_t)count + 1, sizeof(long));
+    r->ready = calloc((size_t)count + 1, sizeof(long));
+    if (!r->firsts || !r->begin || !r->missing || !r->ready) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    long total = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *numbers, *parts, *one = PySequence_GetItem(given, i);
+        long *own = NULL;
+        double *part = NULL;
+        int well = one != NULL && PyArg_ParseTuple(one, "OO", &numbers, &parts);
+        Py_ssize_t num = well ? PySequence_Size(numbers) : -1;
+        if (num >= 0) {
+            own = calloc((size_t)num + 1, sizeof(long));
+            part = calloc((size_t)num + 1, sizeof(double));
+            Holding *more = realloc(r->all, ((size_t)total + (size_t)num + 1) * sizeof(Holding));
+            if (more != NULL)
+                r->all = more;
+            if (own == NULL || part == NULL || more == NULL)
+                PyErr_NoMemory();
+            else if (read_longs(numbers, num, own) && read_doubles(parts, num, part))
+                for (Py_ssize_t k = 0; k < num; k++) {
+                    if (own[k] < 0 || own[k] > r->num_rooms) {
+                        PyErr_SetString(PyExc_ValueError, "holders of an exchange skip a number");
+                        break;
+                    }
+                    r->num_rooms += own[k] == r->num_rooms;
+                    r->all[total++] = (Holding){(long)i, own[k], part[k]};
+                }
+        }
+        free(own);
+        free(part);
+        Py_XDECREF(one);
+        if (PyErr_Occurred())
+            return 0;
+        r->firsts[i + 1] = total;
+        r->missing[i] = total - r->firsts[i];
+        r->begin[i] = steps[i].first;
+    }
+    r->rooms = calloc((size_t)r->num_rooms + 1, sizeof(Room));
+    if (r->rooms == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (long k = 0; k < total; k++)
+        r->rooms[r->all[k].holder].most++;
+    for (long i = 0; i < r->num_rooms; i++) {
+        r->rooms[i].own = calloc((size_t)r->rooms[i].most + 1, sizeof(long));
+        if (r->rooms[i].own == NULL) {
+            PyErr_NoMemory();
+            return 0;
+        }
+        r->rooms[i].most = 0;
+    }
+    for (long k = 0; k < total; k++) {
+        Room *room = &r->rooms[r->all[k].holder];
+        room->own[room->count++] = k;
+    }
+    return 1;
+}
+
+/* `_HolderRoom.found_s`, and what `_windowed` does when a holder comes to its next exchange. */
+static void come(Rooms *r, long holder)
+{
+    Room *room = &r->rooms[holder];
+    if (room->next == room->count)
+        return;
+    const Holding *h = &r->all[room->own[room->next++]];
+    double end = 0.0;
+    while (h->part != 0.0 && room->head < room->size && room->taken + h->part > 1 + r->rounding) {
+        room->taken -= room->freed[room->head];
+        end = room->end_at[room->head] > end ? room->end_at[room->head] : end;
+        room->head++;
+    }
+    if (end > r->begin[h->step])
+        r->begin[h->step] = end;
+    if (--r->missing[h->step] == 0)
+        r->ready[r->num_ready++] = h->step;
+}
+
+/* `_HolderRoom.take`; 0 where there is no memory. */
+static int take_room(Rooms *r, const Exchange *e, const Holding *h, double longest, double end)
+{
+    Room *room = &r->rooms[h->holder];
+    double period = paced(e, last_bucket(e, longest));
+    double ratio = 1 / h->part, freed = h->part < 1.0 ? h->part : 1.0;
+    long num = ratio + r->rounding < 1e9 ? (long)(ratio + r->rounding) : 1000000000;
+    num = ratio < 1 || num < 1 ? 1 : num;
+    num = (double)num > e->num_buckets ? (long)e->num_buckets : num;
+    if (room->size + num > room->most) {
+        /* Buckets that have left make place first. */
+        long left = room->size - room->head, most = 2 * (left + num);
+        double *ends = malloc((size_t)most * sizeof(double));
+        double *parts = malloc((size_t)most * sizeof(double));
+        if (ends == NULL || parts == NULL) {
+            free(ends);
+            free(parts);
+            return 0;
+        }
+        for (long k = 0; k < left; k++) {
+            ends[k] = room->end_at[room->head + k];
+            parts[k] = room->freed[room->head + k];
+        }
+        free(room->end_at);
+        free(room->freed);
+        room->end_at = ends;
+        room->freed = parts;
+        room->head = 0;
+        room->size = left;
+        room->most = most;
+    }
+    for (long n = num - 1; n >= 0; n--) {
+        room->end_at[room->size] = end - (double)n * period;
+        room->freed[room->size++] = freed;
+    }
+    room->taken += (double)num * freed;
+    return 1;
+}
+
+/* `cost.sync.exchange_clock._windowed`; -1 with an exception set where there is no memory. */
+static double run_in_rooms(Rooms *r, Paths *p, const Exchange *steps)
+{
+    double last = 0.0;
+    for (long holder = 0; holder < r->num_rooms; holder++)
+        come(r, holder);
+    while (r->num_ready) {
+        long at = 0;
+        for (long i = 1; i < r->num_ready; i++) {
+            long one = r->ready[i], best = r->ready[at];
+            if (r->begin[one] < r->begin[best] || (r->begin[one] == r->begin[best] && one < best))
+                at = i;
+        }
+        long step = r->ready[at];
+        r->ready[at] = r->ready[--r->num_ready];
+        const Exchange *e = &steps[step];
+        double end = take_paths(p, e, r->begin[step]);
+        last = end > last ? end : last;
+        double longest = 0.0;
+        const double *seconds = e->seconds.buf;
+        for (Py_ssize_t i = 0; i < e->seconds.len / (Py_ssize_t)sizeof(double); i++)
+            longest = seconds[i] > longest ? seconds[i] : longest;
+        for (long k = r->firsts[step]; k < r->firsts[step + 1]; k++) {
+            if (r->all[k].part != 0.0 && !take_room(r, e, &r->all[k], longest, end)) {
+                PyErr_NoMemory();
+                return -1.0;
+            }
+            come(r, r->all[k].holder);
+        }
+    }
+    return last;
+}
+
+PyDoc_STRVAR(exchanges_end_doc,
+"exchanges_end(steps, order, carried, carried_s, holders, rounding)\n\n"
 "Return when the last of some exchanges is done.  A step: paths, seconds on each, latency, begin of\n"
 "the first bucket and of the last, a bucket's part of it, number of buckets, and window; `order`:\n"
-"the numbers of the steps as they begin; `carried`: paths that something else takes, for so long.");
+"the numbers of the steps as they begin; `carried`: paths that something else takes, for so long.\n"
+"`holders`: numbers of each step's holders and parts of their rooms for a bucket, where the order\n"
+"follows from these; empty where all buckets find room.");
 
-static PyObject *last_exchange_end(PyObject *self, PyObject *args)
+static PyObject *exchanges_end(PyObject *self, PyObject *args)
 {
-    PyObject *steps, *order, *carried, *carried_s, *found = NULL;
-    if (!PyArg_ParseTuple(args, "OOOO", &steps, &order, &carried, &carried_s))
+    PyObject *steps, *order, *carried, *carried_s, *holders, *found = NULL;
+    Rooms rooms = {0};
+    if (!PyArg_ParseTuple(args, "OOOOOd", &steps, &order, &carried, &carried_s, &holders,
+                          &rooms.rounding))
         return NULL;
     Py_ssize_t count = PySequence_Size(steps), num_carried = PySequence_Size(carried);
-    if (count < 0 || num_carried < 0)
+    Py_ssize_t num_held = PySequence_Size(holders);
+    if (count < 0 || num_carried < 0 || num_held < 0)
         return NULL;
     Exchange *all = calloc((size_t)count + 1, sizeof(Exchange));
     long *in_order = calloc((size_t)count + 1, sizeof(long));
@@ -1420,7 +1630,8 @@ static PyObject *last_exchange_end(PyObject *self, PyObject *args)
         }
         total += (size_t)e->paths.len / sizeof(int64_t);
     }
-    if (!read_longs(order, count, in_order) || !read_doubles(carried_s, num_carried, others))
+    if (!(num_held ? read_rooms(&rooms, holders, all, count) : read_longs(order, count, in_order)) ||
+        !read_doubles(carried_s, num_carried, others))
         goto done;
     for (p.mask = 15; p.mask < 2 * total; p.mask = 2 * p.mask + 1)
         ;
@@ -1459,12 +1670,15 @@ static PyObject *last_exchange_end(PyObject *self, PyObject *args)
     }
     for (size_t at = 0; at <= p.mask; at++)
         busiest = p.busy[at] > busiest ? p.busy[at] : busiest;
-    for (Py_ssize_t i = 0; i < count; i++) {
+    if (num_held && (latest = run_in_rooms(&rooms, &p, all)) < 0.0)
+        goto done;
+    for (Py_ssize_t i = 0; !num_held && i < count; i++) {
         if (in_order[i] < 0 || in_order[i] >= count) {
             PyErr_SetString(PyExc_ValueError, "an order of exchanges that there are not");
             goto done;
         }
-        double end = take_paths(&p, &all[in_order[i]]);
+        const Exchange *e = &all[in_order[i]];
+        double end = take_paths(&p, e, e->first);
         latest = !i || end > latest ? end : latest;
     }
     found = PyFloat_FromDouble(busiest > latest ? busiest : latest);
@@ -1475,6 +1689,7 @@ done:
         if (all[i].seconds.obj)
             PyBuffer_Release(&all[i].seconds);
     }
+    free_rooms(&rooms);
     free(all);
     free(in_order);
     free(others);
@@ -1494,7 +1709,7 @@ static PyMethodDef METHODS[] = {
     {"block_paths", block_paths, METH_VARARGS, block_paths_doc},
     {"divide_layers", divide_layers, METH_VARARGS, divide_layers_doc},
     {"busiest_path", busiest_path, METH_VARARGS, busiest_path_doc},
-    {"last_exchange_end", last_exchange_end, METH_VARARGS, last_exchange_end_doc},
+    {"exchanges_end", exchanges_end, METH_VARARGS, exchanges_end_doc},
     {NULL, NULL, 0, NULL},
 };
 

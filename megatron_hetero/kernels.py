@@ -102,16 +102,18 @@ class Kernels(Protocol):
     def busiest_path(self, rings: Sequence[tuple[Buffer, float]], num_paths: int, /) -> float:
         """Return the seconds of the busiest path (`planner.evaluate.tail`)."""
 
-    def last_exchange_end(
+    def exchanges_end(
         self,
         steps: Sequence[tuple[Buffer, Buffer, float, float, float, float, int, float]],
         order: Sequence[int],
         carried: Sequence[int],
         carried_s: Sequence[float],
+        holders: Sequence[tuple[Sequence[int], Sequence[float]]],
+        rounding: float,
         /,
     ) -> float:
-        """Return when the last exchange is done (`cost.sync.exchange_clock.last_end_s`, where all
-        buckets find room)."""
+        """Return when the last exchange is done (`cost.sync.exchange_clock.last_end_s`); `holders`
+        is empty where all buckets find room."""
 
 
 def _load() -> Kernels | None:

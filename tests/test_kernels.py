@@ -303,18 +303,45 @@ def test_exchanges_take_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch
         assert found == in_python(monkeypatch, last_end_s, steps, carried)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_exchanges_in_little_room_take_the_same_bits(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Holders of several exchanges; some have room for two buckets, or for less than one."""
+    rng = Random(seed)
+    num_short = 0
+    for _ in range(300):
+        steps = []
+        for _ in range(rng.randint(1, 9)):
+            held = rng.sample([(r, s) for r in range(3) for s in range(2)], rng.randint(1, 4))
+            parts = (0.0, 1 / 128, 0.01, 0.3, 1 / 3, 0.5, 1.0, 2.5)
+            buffers = {holder: part for holder in held if (part := rng.choice(parts))}
+            one = random_step(rng, 0)
+            steps.append(replace(one, holders=tuple(held), buffers=buffers))
+        num_short += exchange_clock._lack_room(steps)
+        carried = {1: seconds(rng)}
+        found = last_end_s(steps, carried)
+        assert found == in_python(monkeypatch, last_end_s, steps, carried)
+    assert num_short > 200
+
+
 def test_exchanges_of_another_form_are_an_error_of_the_caller() -> None:
     assert KERNELS is not None
     one, whole = np.ones(1), np.ones(1, np.int64)
     rest = (0.0, 0.0, 0.0, 1.0, 1, 1.0)
-    for paths, took, order in (
-        (whole, np.ones(2), [0]),
-        (np.ones(1, np.int32), one, [0]),
-        (-whole, one, [0]),
-        (whole, one, [1]),
+    for paths, took, order, holders in (
+        (whole, np.ones(2), [0], []),
+        (np.ones(1, np.int32), one, [0], []),
+        (-whole, one, [0], []),
+        (whole, one, [1], []),
+        (whole, one, [0], [([1], [0.5])]),
+        (whole, one, [0], [([-1], [0.5])]),
     ):
         with pytest.raises(ValueError, match="exchange"):
-            KERNELS.last_exchange_end([(paths, took, *rest)], order, [], [])
+            KERNELS.exchanges_end([(paths, took, *rest)], order, [], [], holders, 0.0)
+    with pytest.raises(IndexError):
+        step = whole, one, *rest
+        KERNELS.exchanges_end([step, step], [0, 1], [], [], [([0], [0.5])], 0.0)
 
 
 def random_menu(rng: Random, num_layers: int, depth: int) -> BlockMenu:

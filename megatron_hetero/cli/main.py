@@ -220,7 +220,7 @@ def _load(name: str) -> Verb:
     cycles would look through it again and again for nothing."""
     with no_collector():
         verb = importlib.import_module(f"megatron_hetero.cli.{name.replace('-', '_')}")
-        keep_from_collector()
+    keep_from_collector()
     return cast(Verb, verb)
 
 

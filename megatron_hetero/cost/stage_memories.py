@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Self
 
 from megatron_hetero.cost.memory.device import kept_sends
-from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.sharded import sharded_memory
 from megatron_hetero.cost.memory.stage import StageMemory, tightest, with_some_layers_recomputed
 from megatron_hetero.cost.memory.states import StateHolders
@@ -75,7 +74,7 @@ class MemoryPrices(UnitPrices):
         # Equal GPUs with equal shares are computed once.
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]
-            key = (*memory_kind(node), share)
+            key = self._kind(node), share
             if key not in made:
                 asked = (
                     *(node, stage.width, first, last, num_in_flight[index], rows),

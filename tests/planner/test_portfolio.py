@@ -100,6 +100,14 @@ def test_the_collector_comes_back_after_an_error_and_stays_off_where_it_was() ->
         gc.enable()
 
 
+def test_what_is_made_without_the_collector_counts_as_old() -> None:
+    """Else the collector would look through all of it as soon as it is back."""
+    with no_collector():
+        made = [[number] for number in range(5000)]
+    assert any(one is made for one in gc.get_objects(generation=2))
+    assert not gc.get_freeze_count()
+
+
 def test_interrupted_with_a_plan_the_search_ends_and_says_so() -> None:
     turns: list[int] = []
     problem = make_problem(CLUSTER, WORKLOAD)

@@ -134,10 +134,8 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
     """
     if not steps:
         return 0.0
-    if _lack_room(steps):
-        paths = _BusyPaths(steps, carried or {})
-        return max(_windowed(steps, paths), paths.busiest_s)
     # With room for all buckets, exchanges take their paths in the order in which they are ready.
+    lack_room = _lack_room(steps)
     by_begin = sorted(enumerate(steps), key=lambda entry: entry[1].first_s)
     # The compiled loop does the same operations in the same order.
     if KERNELS is not None:
@@ -149,10 +147,28 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
             for s in steps
         ]
         order, loads = [number for number, _ in by_begin], carried or {}
-        return KERNELS.last_exchange_end(flows, order, list(loads), list(loads.values()))
+        holders = _numbered(steps) if lack_room else []
+        given = flows, order, list(loads), list(loads.values()), holders, ROUNDING
+        return KERNELS.exchanges_end(*given)
     paths = _BusyPaths(steps, carried or {})
-    last_s = max(paths.take(number, step, step.first_s) for number, step in by_begin)
+    if lack_room:
+        last_s = _windowed(steps, paths)
+    else:
+        last_s = max(paths.take(number, step, step.first_s) for number, step in by_begin)
     return max(last_s, paths.busiest_s)
+
+
+def _numbered(steps: Sequence[ExchangeStep]) -> list[tuple[list[int], list[float]]]:
+    """Return the numbers of each step's holders, as they first come, and the parts of their
+    rooms."""
+    numbers: dict[StageId, int] = {}
+    return [
+        (
+            [numbers.setdefault(holder, len(numbers)) for holder in step.holders],
+            [step.buffers.get(holder, 0.0) for holder in step.holders],
+        )
+        for step in steps
+    ]
 
 
 def _lack_room(steps: Sequence[ExchangeStep]) -> bool:

@@ -36,6 +36,7 @@ class PipelineCompleter:
         self._like = LikeChains(problem)
         self._tables: dict[tuple[object, ...], Tables] = {}
         self._rows: dict[frozenset[int], int] = {}
+        self._likes: dict[tuple[int, int, bool], StageOptions] = {}
 
     def shape(self, chain: Chain) -> int:
         """Return equal for chains that are completed alike."""
@@ -60,7 +61,10 @@ class PipelineCompleter:
         key = (size, rows, holders, given)
         if key not in self._tables:
             costs = self.costs.variant(micro_batch_size=size, holders=holders)
-            self._tables[key] = Tables(costs, StageOptions(costs, rows, given))
+            like = self._likes.get((size, rows, given))
+            options = StageOptions(costs, rows, given, like)
+            self._likes.setdefault((size, rows, given), options)
+            self._tables[key] = Tables(costs, options)
         return self._tables[key]
 
     def pipeline(self, tables: Tables, chain: Chain, most: int) -> Filled | None:

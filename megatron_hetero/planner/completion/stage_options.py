@@ -75,10 +75,17 @@ class StagePlace:
 class StageOptions:
     """The fastest option that fits, by layers; places that are alike are looked at once.
 
-    `given`: all stages as the job's flags say.
+    `given`: all stages as the job's flags say.  `like`: options that differ in the division of the
+    optimizer's states alone, with which all is kept that does not depend on the division.
     """
 
-    def __init__(self, costs: CostModel, vocab_rows: int, given: bool = False) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        vocab_rows: int,
+        given: bool = False,
+        like: StageOptions | None = None,
+    ) -> None:
         self.costs = costs
         self.vocab_rows = vocab_rows
         self.own: Recompute = costs.workload.training.recompute
@@ -87,9 +94,12 @@ class StageOptions:
         self.deals = deals_experts(costs) and not given
         self._found: dict[Hashable, tuple[StageOption, ...]] = {}
         self._lines: dict[Hashable, list[StageLine]] = {}
-        self._times: dict[Hashable, StageTimes] = {}
-        self._peers: dict[tuple[tuple[Device, ...], ...], Hashable] = {}
-        self._unlike: dict[Hashable, tuple[tuple[Device, TensorShare], ...]] = {}
+        self._times: dict[Hashable, StageTimes] = like._times if like else {}
+        self._slopes: dict[Hashable, tuple[Rooms, ...]] = like._slopes if like else {}
+        """By one micro-batch more, and by one message more."""
+        self._peers: dict[tuple[tuple[Device, ...], ...], Hashable] = like._peers if like else {}
+        self._unlike: dict[Hashable, _Unlike] = like._unlike if like else {}
+        self._kinds: dict[str, tuple[str, int, int]] = like._kinds if like else {}
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
         """Return options with 1, 2, ... layers, as many as fit; empty where not even one does."""
@@ -100,7 +110,7 @@ class StageOptions:
 
     def whatever_memory(self, place: StagePlace, num_layers: int) -> StageOption:
         """Return a stage as the job's flags say, whether it fits or not."""
-        return self._line(self.own, place).times.option(num_layers, num_layers)
+        return self._timed(self.own, place).option(num_layers, num_layers)
 
     @property
     def num_looked(self) -> int:
@@ -119,7 +129,7 @@ class StageOptions:
     def _times_key(self, place: StagePlace) -> Hashable:
         """Return equal for places of equal times, whatever they have to keep."""
         cluster = self.costs.cluster
-        gpus = tuple(memory_kind(cluster.node_by_name[device.node]) for device in place.devices)
+        gpus = tuple([self._kind(device) for device in place.devices])
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
         key: tuple[Hashable, ...] = gpus, link, place.shares, ends, place.expert_shares
@@ -130,6 +140,14 @@ class StageOptions:
             return key
         own = tuple(slowest_link(cluster, group.devices) for group in place.stage.groups)
         return *key, place.context_parallel, place.context_shares, own
+
+    def _kind(self, device: Device) -> tuple[str, int, int]:
+        """Return the kind of memory of the device's node."""
+        found = self._kinds.get(device.node)
+        if found is None:
+            node = self.costs.cluster.node_by_name[device.node]
+            found = self._kinds[device.node] = memory_kind(node)
+        return found
 
     def _peers_key(self, place: StagePlace) -> Hashable:
         """Return equal for places among peers of equal times: as if nodes had no names."""
@@ -142,7 +160,7 @@ class StageOptions:
             own = []
             for device in devices:
                 number = numbers.setdefault(device.node, len(numbers))
-                own.append((number, memory_kind(cluster.node_by_name[device.node])))
+                own.append((number, self._kind(device)))
             self._peers[peers] = tuple(own), slowest_link(cluster, devices), len(peers)
         return self._peers[peers]
 
@@ -232,20 +250,28 @@ class StageOptions:
                 yield replace(place, experts=PlacedExperts((size, width), devices))
 
     def _line(self, recompute: Recompute, place: StagePlace) -> StageLine:
-        """Return options that recompute like this; of "full" as few layers as will do."""
-        partly = recompute == "full" and "none" in self.choices
-        key = recompute, self._times_key(place)
-        if key not in self._times:
-            self._times[key] = self._times_of(recompute, partly, place)
-        rooms = self._rooms(recompute, partly, place)
-        if self.costs.workload.model.kinds:
-            return StageLine(self._times[key], rooms)
-        # One micro-batch more, and one message more, give the slopes of the line.
-        flight, sends = replace(place, num_in_flight=2), replace(place, num_sends_kept=1)
-        more = [difference(self._rooms(recompute, partly, one), rooms) for one in (flight, sends)]
-        return StageLine(self._times[key], rooms, *more)
+        """Return options that recompute like this; of "full" as few layers as will do.
 
-    def _rooms(self, recompute: Recompute, partly: bool, place: StagePlace) -> Rooms:
+        Where all layers are alike the place keeps one micro-batch and no message.
+        """
+        times, rooms = self._timed(recompute, place), self._rooms(recompute, place)
+        if self.costs.workload.model.kinds:
+            return StageLine(times, rooms)
+        # One micro-batch more, and one message more, give the slopes of the line, whoever holds the
+        # optimizer's states.
+        key = recompute, self._times_key(place)
+        if key not in self._slopes:
+            more = replace(place, num_in_flight=2), replace(place, num_sends_kept=1)
+            self._slopes[key] = tuple(
+                [difference(self._rooms(recompute, one), rooms) for one in more]
+            )
+        return StageLine(times, rooms, *self._slopes[key])
+
+    def _is_partial(self, recompute: Recompute) -> bool:
+        return recompute == "full" and "none" in self.choices
+
+    def _rooms(self, recompute: Recompute, place: StagePlace) -> Rooms:
+        partly = self._is_partial(recompute)
         memories = self.memories(recompute, place)
         kept = self.memories("none", place) if partly else memories
         rooms = []
@@ -268,7 +294,14 @@ class StageOptions:
                 rooms.append((free, layer, free, 0))
         return tuple(rooms)
 
-    def _times_of(self, recompute: Recompute, partly: bool, place: StagePlace) -> StageTimes:
+    def _timed(self, recompute: Recompute, place: StagePlace) -> StageTimes:
+        key = recompute, self._times_key(place)
+        if key not in self._times:
+            self._times[key] = self._times_of(recompute, place)
+        return self._times[key]
+
+    def _times_of(self, recompute: Recompute, place: StagePlace) -> StageTimes:
+        partly = self._is_partial(recompute)
         pieces = self.pieces(recompute, place)
         plain = self.pieces("none", place) if partly else pieces
         ends = pieces.stage(0, place.first, place.last)
@@ -307,7 +340,7 @@ class StageOptions:
             for device, share in self._unlike_devices(place)
         )
 
-    def _unlike_devices(self, place: StagePlace) -> tuple[tuple[Device, TensorShare], ...]:
+    def _unlike_devices(self, place: StagePlace) -> _Unlike:
         """Return the stage's devices with distinct kinds or contents."""
         key = self._times_key(place)
         if key not in self._unlike:
@@ -320,13 +353,16 @@ class StageOptions:
                 place.context_shares,
                 None if place.experts is None else place.experts.sizes,
             )
-            node_by_name = self.costs.cluster.node_by_name
             unlike = {
-                (memory_kind(node_by_name[device.node]), share): (device, share)
+                (self._kind(device), share): (device, share)
                 for device, share in zip(place.devices, shares, strict=True)
             }
             self._unlike[key] = tuple(unlike.values())
         return self._unlike[key]
+
+
+_Unlike = tuple[tuple[Device, TensorShare], ...]
+"""Devices of a stage with distinct kinds or contents."""
 
 
 def _time_s(option: StageOption) -> float:

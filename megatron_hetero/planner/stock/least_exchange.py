@@ -68,12 +68,15 @@ def _priced(
     num_bytes = states.gradient + states.weight if is_divided else 2 * states.gradient
     share, last = even_share(model, 1), grid.num_stages - 1
     routed = routed_params(model) if expert_groups is not None else 0
+    each = num_bytes * (layer_params(model, share) - routed)
+    typical = model.num_layers / grid.num_stages
+    of_ends = {
+        place: num_bytes * stage_params(model, share, 0, *place, rows)
+        for place in {(p == 0, p == last) for p in (0, 1, last)}
+    }
     found = []
     for p, nodes in enumerate(grid.of_stages(grid.ranks.nodes).tolist()):
-        ends = num_bytes * stage_params(model, share, 0, p == 0, p == last, rows)
-        each = num_bytes * (layer_params(model, share) - routed)
-        typical = model.num_layers / grid.num_stages
-        lines = []
+        ends, lines = of_ends[p == 0, p == last], []
         for dense_s, together, experts_s in _paths(grid, costs.cluster, p, nodes, expert_groups):
             # Experts are divided among the replicas that hold them together.
             of_experts = experts_s * num_bytes * (routed // together)

@@ -24,9 +24,8 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
     Each receive is posted when its message can be under way at the earliest, which is found by
     letting all other stages run as far as they can at every point of this one's programme.
     """
-    # Messages to this stage by boundary: sent by now, and already posted for.
-    sent: Counter[int] = Counter()
-    posted: Counter[int] = Counter()
+    # Boundaries of messages to this stage that nobody has posted for.
+    sent: list[int] = []
     posts = []
     others = _Others(schedule, stage, sent)
     for sends, _ in schedule.messages[stage]:
@@ -34,8 +33,8 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
         for message in sends:
             others.deliver(message)
         others.run()
-        posts.append(tuple(sorted((sent - posted).elements())))
-        posted = sent.copy()
+        posts.append(tuple(sorted(sent)))
+        sent.clear()
     return tuple(posts)
 
 
@@ -180,43 +179,44 @@ def stage_posts(
 class _Others:
     """All stages but `held`, running as far ahead as they can; sends are buffered.
 
-    `sent` counts what was sent to the held stage, by boundary.
+    `sent` gets the boundary of each message to the held stage.
     """
 
-    def __init__(self, schedule: Schedule, held: int, sent: Counter[int]) -> None:
+    def __init__(self, schedule: Schedule, held: int, sent: list[int]) -> None:
         self._schedule = schedule
-        self._held = held
+        chain = schedule.chain
+        self._of_held = {b for b in range(len(chain)) if held in chain[b : b + 2]}
         self._sent = sent
         self._position = [0] * schedule.num_stages
         self._on_the_way: set[Message] = set()
-        self._waiting: Mapping[Message, list[int]] = defaultdict(list)
+        self._waiting: dict[Message, list[int]] = defaultdict(list)
         self._ready = [s for s in range(schedule.num_stages) if s != held]
 
     def deliver(self, message: Message) -> None:
         """Send a message of the held stage."""
         # A message on its way stays known, so a later receive finds it.
         self._on_the_way.add(message)
-        self._ready += self._waiting[message]
-        self._waiting[message].clear()
+        self._ready += self._waiting.pop(message, ())
 
     def run(self) -> None:
         while self._ready:
             self._advance(self._ready.pop())
 
     def _advance(self, stage: int) -> None:
-        chain, messages = self._schedule.chain, self._schedule.messages[stage]
-        while self._position[stage] < len(messages):
-            sends, receives = messages[self._position[stage]]
+        messages, on_the_way = self._schedule.messages[stage], self._on_the_way
+        for position in range(self._position[stage], len(messages)):
+            sends, receives = messages[position]
             # Sends of an instruction go even if its receives have to wait.
             for message in sends:
-                if message in self._on_the_way:
+                if message in on_the_way:
                     continue  # Posted when this instruction was first tried.
-                if self._held in chain[message.boundary : message.boundary + 2]:
-                    self._sent[message.boundary] += 1
+                if message.boundary in self._of_held:
+                    self._sent.append(message.boundary)
                 self.deliver(message)
             # The stage stops at the first message that nobody has sent yet.
             for message in receives:
-                if message not in self._on_the_way:
+                if message not in on_the_way:
                     self._waiting[message].append(stage)
+                    self._position[stage] = position
                     return
-            self._position[stage] += 1
+        self._position[stage] = len(messages)

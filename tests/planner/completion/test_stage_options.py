@@ -246,3 +246,18 @@ def test_options_of_all_layers_are_those_of_each(partly: bool) -> None:
             found = times.all_within(12, rooms)
             assert found == each[: len(found)]
             assert not any(each[len(found) :])
+
+
+@given(st.integers(200, 600), st.integers(1, 12), st.integers(1, 8), st.integers(1, 8))
+def test_options_under_another_division_of_the_states_share_what_does_not_depend_on_it(
+    memory_mib: int, in_flight: int, one: int, other: int
+) -> None:
+    training = replace(WORKLOAD.training, use_distributed_optimizer=True)
+    costs = CostModel(cluster(memory_mib), replace(WORKLOAD, training=training))
+    of = place((Device("a", 0), Device("b", 0)), 1, 4, shares=(3, 1))
+    first, second = (costs.variant(holders=StateHolders(n, n)) for n in (one, other))
+    known = StageOptions(first, 1024)
+    known.whatever_memory(replace(of, num_in_flight=7), 2)
+    known.of(of)
+    asked = replace(of, num_in_flight=in_flight)
+    assert StageOptions(second, 1024, like=known).of(asked) == StageOptions(second, 1024).of(asked)
