@@ -111,6 +111,10 @@ def _check_modules(flags: FlagReader, model: ModelSpec, modules: Collection[str]
     for words, holds in faults.items():
         if holds and words.split()[0] in modules:
             flags.fail(where, f"Megatron refuses {_MODULES_FLAG} {words}; change one of them")
+    if "mlp" in modules and model.add_bias_linear:
+        # `flags.support.of_plan.RECOMPUTED_BIASES` says why.
+        what = "mlp with biases (without --disable-bias-linear), whose backward pass does not end,"
+        flags.refuse(_MODULES_FLAG, what)
     number = "--recompute-num-layers"
     if number in flags:
         what = "counts layers of full recompute, and the job's is selective; leave it out"

@@ -84,7 +84,7 @@ def test_a_flag_is_in_one_entry() -> None:
         ("--cp-comm-type a2a", ""),
         ("--cp-comm-type all_gather", "longer or shorter with --cp-comm-type"),
         ("--rerun-mode report_stats --timing-log-level 2", "longer with --rerun-mode, --timing-"),
-        ("--recompute-granularity selective --recompute-modules core_attn mlp", ""),
+        ("--recompute-activations --disable-bias-linear --recompute-modules core_attn mlp", ""),
         # The last of two counts.
         ("--timing-log-level 2 --timing-log-level 0", ""),
     ],

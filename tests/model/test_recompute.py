@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from megatron.core.transformer import TransformerConfig
 
-from megatron_hetero.errors import ModelError
+from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import Workload
@@ -26,6 +26,7 @@ LATENT = (
     "--qk-pos-emb-head-dim 8 --v-head-dim 8 --position-embedding-type rope "
 )
 SELECTIVE = "--recompute-granularity selective "
+PLAIN = "--disable-bias-linear "
 
 
 def job(flags: str) -> Workload:
@@ -37,8 +38,8 @@ def job(flags: str) -> Workload:
     [
         (SELECTIVE, ()),
         (SELECTIVE + "--recompute-modules core_attn", ()),
-        (SELECTIVE + "--recompute-modules mlp core_attn", ("core_attn", "mlp")),
-        ("--recompute-activations --recompute-modules mlp", ("mlp",)),
+        (PLAIN + SELECTIVE + "--recompute-modules mlp core_attn", ("core_attn", "mlp")),
+        (PLAIN + "--recompute-activations --recompute-modules mlp", ("mlp",)),
         (EXPERTS + SELECTIVE + "--recompute-modules moe_act layernorm", ("layernorm", "moe_act")),
         (LATENT + SELECTIVE + "--recompute-modules mla_up_proj", ("mla_up_proj",)),
         (EXPERTS + "--moe-layer-recompute", ("core_attn", "moe")),
@@ -88,6 +89,11 @@ REFUSED = [
         "exclude each other in Megatron",
     ),
 ]
+
+
+def test_a_recomputed_mlp_with_biases_is_planned_for_nobody() -> None:
+    with pytest.raises(UnsupportedError, match="mlp with biases .* whose backward pass does not"):
+        job(SELECTIVE + "--recompute-modules mlp")
 
 
 @pytest.mark.parametrize(("flags", "said"), REFUSED)

@@ -209,7 +209,19 @@ def check_flags_of_job(plan: Plan, options: Sequence[Option]) -> None:
     check_context_parallel(plan, args)
     check_divided_attention(plan, args)
     check_chunks(plan, args)
-    # A stage may recompute otherwise than the job's flags say.
+    check_recompute(plan, args)
+
+
+def check_recompute(plan: Plan, args: Any) -> None:
+    """Refuse recompute with which no process trains, stock Megatron's neither: its backward pass
+    does not end, and takes all memory.
+
+    Args:
+        plan: whose stages may recompute otherwise than the job's flags say.
+        args: the job's, as Megatron parses them.
+    Raises:
+        UnsupportedError: the message names the flags, with advice.
+    """
     for granularity in {recompute(plan, stage)[0] for _, _, stage in stages(plan)}:
         args.recompute_granularity = granularity
         refuse((RECOMPUTED_BIASES,), args, "The plan's job cannot train with these flags:")

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
+from megatron_hetero.flags.support.of_plan import check_recompute
+from megatron_hetero.flags.support.rules import given_arguments
 from megatron_hetero.lab.verify.checks import check_alike, check_capacity, check_resumed
 from megatron_hetero.lab.verify.distance.compare import (
     Distances,
@@ -33,6 +35,7 @@ from megatron_hetero.lab.verify.processes.record import RankRecord, joined, read
 from megatron_hetero.lab.verify.processes.routing import UNIT_ROUNDOFF, Flips
 from megatron_hetero.lab.verify.small.job_flags import job_flags
 from megatron_hetero.lab.verify.small.shrink import shrink
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -66,6 +69,8 @@ def verify(
     # Small model and flags, and refusals before anything is started.
     shrunk = shrink(plan, workload)
     flags = job_flags(replace(plan, workload=workload), workload, shrunk, options.steps)
+    given = given_arguments(last_of_each(flag_table().split(workload.megatron_args)))
+    check_recompute(replace(plan, workload=workload), given)
     check_alike(workload, options)
     check_resumed(shrunk, workload, options)
     check_capacity(shrunk.plan.layout.num_devices + 1 + options.floor)
