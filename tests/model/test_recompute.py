@@ -92,7 +92,7 @@ REFUSED = [
 
 
 def test_a_recomputed_mlp_with_biases_is_planned_for_nobody() -> None:
-    with pytest.raises(UnsupportedError, match="mlp with biases .* whose backward pass does not"):
+    with pytest.raises(UnsupportedError, match=r"mlp with biases .* whose backward pass does not"):
         job(SELECTIVE + "--recompute-modules mlp")
 
 
