@@ -69,7 +69,17 @@ def test_verify_says_which_layers_ran() -> None:
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--num-experts=4", "--moe-grouped-gemm", "--sequence-parallel"], "equal"),
+        (
+            ["--num-experts=4", "--moe-grouped-gemm", "--sequence-parallel"],
+            "Bias in Moe is only supported when ETP==1",
+        ),
+        (
+            [
+                *("--num-experts=4", "--moe-grouped-gemm", "--sequence-parallel"),
+                "--disable-bias-linear",
+            ],
+            "equal",
+        ),
         (["--attention-backend=unfused"], "equal"),
         (["--attention-backend=fused", "--window-size", "8,0"], "equal"),
         (["--bf16", "--swiglu", "--normalization=RMSNorm"], "equal"),
