@@ -152,8 +152,9 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     refuse_image(arguments, [name for name, other in LAUNCHERS.items() if other.takes_image])
     # The job as launchers see it, checked before anything is written.
     wheel = find_wheel(arguments.wheel) if arguments.wheel is not None else None
+    plan = load_plan(arguments.plan)
     job = LaunchJob(
-        load_plan(arguments.plan),
+        plan,
         arguments.name,
         arguments.script,
         tuple(arguments.megatron_args or ()),
@@ -162,7 +163,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         is_installed_by_script=wheel is not None,
         interfaces=tuple(_interface(text) for text in arguments.interface),
         takes_public_addresses=arguments.public_addresses,
-        replanning=replanning_of(arguments),
+        replanning=replanning_of(arguments, plan),
     )
     if launcher.read_options is not None:
         job = launcher.read_options(job, vars(arguments))

@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NoReturn, Protocol, cast
 
 from megatron_hetero import __version__
@@ -100,6 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Without a verb `--help` and `--version` are still to be answered below.
     if verb is None:
         _refuse_unknown_verb(parser, words)
+    # An empty value would be taken for the folder here, or for the default.
+    if verb is not None and (place := _empty_value(words)) is not None:
+        parser.error(
+            f"{place} is empty, as of a shell variable that is not set: give a value, or leave the "
+            "option out"
+        )
     # Refuse what nobody knows, with what is near.
     arguments, unknown = parser.parse_known_args(words)
     if verb is None:
@@ -170,6 +177,16 @@ def _own_names(verb: Verb) -> set[str]:
     verb.add_arguments(own)
     _add_color(own, default="auto")
     return {name for action in own._actions for name in action.option_strings}
+
+
+def _empty_value(words: Sequence[str]) -> str | None:
+    """Name the first empty word, by the word before it; None where there is none."""
+    for before, word in pairwise(words):
+        if not word:
+            return f"the argument after {before}"
+        if word.startswith("--") and word.endswith("=") and word.count("=") == 1:
+            return f"the value of {word.rstrip('=')}"
+    return None
 
 
 def _split_at_double_dash(words: list[str]) -> tuple[list[str], list[str] | None]:

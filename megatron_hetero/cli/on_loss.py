@@ -10,6 +10,8 @@ from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import OnLoss
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.plan import Plan
 
 
 def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +32,12 @@ def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def replanning_of(arguments: argparse.Namespace) -> OnLoss | None:
+def replanning_of(arguments: argparse.Namespace, plan: Plan) -> OnLoss | None:
     """Return how the job of a command line goes on without lost machines; None if it does not.
 
     Raises:
         UsageError: the launcher watches over nothing, or the cluster is missing.
-        HeteroError: the cluster or the profile cannot be read.
+        HeteroError: the cluster or the profile cannot be read, or the plan is of other machines.
     """
     if arguments.hetero_on_loss == "stop":
         if arguments.cluster is not None or arguments.profile is not None:
@@ -56,4 +58,5 @@ def replanning_of(arguments: argparse.Namespace) -> OnLoss | None:
     if arguments.profile is not None:
         load_profile(arguments.profile)
     cluster = load_cluster(arguments.cluster)
+    validate_plan(plan, cluster, str(arguments.plan))
     return OnLoss.on(cluster, has_profile=arguments.profile is not None)

@@ -22,6 +22,8 @@ from megatron_hetero.units import format_duration
 
 COLOR_CHOICES = ("auto", "always", "never")
 MAX_WIDTH = 100
+MIN_TABLE_WIDTH = 80
+"""Columns of a table at least: in a narrower one Rich drops whole columns and parts of numbers."""
 
 
 class Progress(Protocol):
@@ -53,13 +55,15 @@ class Output:
         """Show tables and text for people, wrapped to the terminal between words: a path or a
         command's option that is longer than a line stays whole, to be copied."""
         # Rich renders tables; lines of text are broken here, so that paths stay whole.
+        width = self._people.width
+        self._people.width = max(width, MIN_TABLE_WIDTH)
         with self._people.capture() as captured:
             for renderable in renderables:
                 if isinstance(renderable, str):
-                    wrapped = _between_words(renderable, self._people.width)
-                    self._people.print(wrapped, soft_wrap=True)
+                    self._people.print(_between_words(renderable, width), soft_wrap=True)
                 else:
                     self._people.print(renderable)
+        self._people.width = width
         # Tables are padded to the width of the terminal, which is in the way of copy and paste.
         lines = captured.get().splitlines()
         self._people.file.write("".join(f"{line.rstrip()}\n" for line in lines))

@@ -11,10 +11,11 @@ from rich.table import Table
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on_cluster
-from megatron_hetero.errors import CheckFailedError, UsageError
+from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import ScheduleName
 from megatron_hetero.schedule.choice.choose import ScheduledPlan, candidates
+from megatron_hetero.schedule.proof.check import check_operations
 from megatron_hetero.units import format_duration
 
 DESCRIPTION = """\
@@ -47,19 +48,25 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.chunks < 2:
         raise UsageError(f"--chunks {arguments.chunks}: interleaving takes 2 or more")
     found = read_plan_on_cluster(arguments)
-    made = candidates(found.plan, found.cluster, found.profile, arguments.chunks, says_loss=True)
+    made = candidates(found.plan, found.cluster, found.profile, arguments.chunks, in_full=True)
     if arguments.output is not None:
         # The orders of the chosen schedule, if they fit into memory.
         chosen = next(c for c in made if c.name == arguments.kind)
         if chosen.plan is None:
             raise CheckFailedError(f"--kind {arguments.kind}: {chosen.held}")
+        if chosen.plan.workload is not None:
+            try:
+                check_operations(chosen.plan, chosen.plan.workload)
+            except PlanFormatError as error:
+                raise CheckFailedError(f"--kind {arguments.kind}: {error}") from error
         save_plan(chosen.plan, arguments.output)
     if arguments.json:
         output.json({"schedules": [_data(candidate) for candidate in made]})
         return 0
     output.show(_table(made))
     output.show(
-        "Pipeline time of the slowest replica, without gradient exchange and optimizer; "
+        "Pipeline time of the slowest replica as `simulate` has it, without gradient exchange and "
+        "optimizer; "
         "relative: to the first line; under way: most passes (F to W) of each stage of replica 0."
     )
     if arguments.output is not None:

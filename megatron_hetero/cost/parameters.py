@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.model.blocks import joining_params, router_params, whole_latent_params
 from megatron_hetero.model.spec import ModelSpec
 
@@ -57,6 +57,13 @@ def mean_of_kinds(model: ModelSpec, number: Callable[[ModelSpec, int], int]) -> 
         n * number(kind, i) for i, (n, kind) in enumerate(zip(counts, model.kinds, strict=True))
     )
     return -(-total // model.num_layers)
+
+
+def routed_params(model: ModelSpec) -> int:
+    """Count the parameters of the routed experts of a layer, the mean of layers of unlike kinds."""
+    if model.kinds:
+        return mean_of_kinds(model, lambda kind, _: routed_params(kind))
+    return expert_params(model, even_share(model, 1)) if model.num_experts else 0
 
 
 def attention_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:

@@ -106,6 +106,12 @@ class PlacedStage:
         return None if self.experts is None else self.experts.sizes
 
     @property
+    def place_in_experts(self) -> int | None:
+        """Return the place of the first device in its groups of experts over replicas; None without
+        such."""
+        return None if self.experts is None else self.experts.devices.index(self.devices[0])
+
+    @property
     def width(self) -> int:
         """Return the tensor-parallel width."""
         return len(self.devices) // self.context_parallel

@@ -237,3 +237,31 @@ def test_megatron_flags_may_stand_among_a_verbs_own(
     from megatron_hetero.cli import main as module
 
     assert module._take_megatron_flags(words, module._load("verify")) == (kept, taken)
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["flags", "plan.json", "--plan-path", ""], "the argument after --plan-path"),
+        (["flags", "plan.json", "--plan-path="], "the value of --plan-path"),
+        (["plan", "--cluster", "c.yaml", "--model", ""], "the argument after --model"),
+        (["diff", "", "b.json"], "the argument after diff"),
+    ],
+)
+def test_an_empty_argument_is_no_default(
+    words: list[str], place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from megatron_hetero.cli.main import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert f"{place} is empty" in capsys.readouterr().err
+
+
+def test_a_flag_of_megatron_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    from megatron_hetero.cli.main import main
+
+    words = ["plan", "--cluster", "missing.yaml", "--model", "missing", "--save", ""]
+    assert main(words) == 4
+    assert "missing" in capsys.readouterr().err

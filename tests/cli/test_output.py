@@ -175,3 +175,16 @@ def test_what_goes_on_is_said_in_a_pipe(
     with Output().progress("short"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_a_table_keeps_its_columns_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table("stage", "GPUs", "memory")
+    cells = ("0.0, 1.0", "a: 0 1 2 3 (RTX-4090)", "12.8 / 23.5 GiB  54%")
+    table.add_row(*cells)
+    Output().show(table, "word " * 20)
+    shown = capsys.readouterr().out
+    assert all(cell in shown for cell in cells)
+    assert max(map(len, shown.splitlines()[-2:])) <= 40

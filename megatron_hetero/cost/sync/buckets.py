@@ -138,7 +138,7 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         tensors, whole = layer_tensors(kind), whole_layer_params(kind)
         sizes = (*tensors[:-1], tensors[-1] - whole)
         num_of_experts = kind.num_experts * (3 if kind.gated_mlp else 2)
-        parts = _holders_of_experts(placement, holders) if num_of_experts else ()
+        parts = holders_of_experts(placement, holders) if num_of_experts else ()
         for place, size in enumerate(sizes):
             is_experts = place < num_of_experts
             # Matrices of experts come first: each lies with the holders of its part of the experts.
@@ -154,7 +154,7 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
     yield _BucketSlice(both if model.copies_words else first_stages, words, EMBEDDING)
 
 
-def _holders_of_experts(
+def holders_of_experts(
     placement: Placement, holders: tuple[StageId, ...]
 ) -> tuple[tuple[StageId, ...], ...]:
     """Return the stages that hold each of equal parts of a layer's experts, in order.

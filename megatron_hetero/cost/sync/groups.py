@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from megatron_hetero.cost.parameters import embedding_params, further_params, layer_params
+from megatron_hetero.cost.parameters import (
+    embedding_params,
+    further_params,
+    layer_params,
+    routed_params,
+)
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, StageId, layer_tensors
+from megatron_hetero.cost.sync.buckets import (
+    MAX_BUCKET_ELEMENTS,
+    StageId,
+    holders_of_experts,
+    layer_tensors,
+)
 from megatron_hetero.cost.sync.room import num_copies, part_of_room
 from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec
@@ -58,7 +69,8 @@ def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
 
 
 def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]:
-    """Yield the runs of layers with the same holders, deepest first."""
+    """Yield the runs of layers with the same holders, deepest first; before each run the experts
+    that stages of it deal out over replicas, with the holders of each part."""
     replicas = placement.replicas
     # Between two cuts every replica has one stage: the layers have the same holders.
     cuts = sorted({start for r in replicas for start in r.first_layers} | {model.num_layers})
@@ -79,6 +91,13 @@ def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]
         is_alone = bool(first or model.mtp_num_layers)
         positions = 0 if is_alone else embedding_params(model, 1, 0)
         size = num_layers * per_layer + positions
+        # Of experts dealt out over replicas each part lies on some of the stages alone.
+        if num_layers and any(replicas[r].stages[s].experts is not None for r, s in holders):
+            parts = Counter(holders_of_experts(placement, holders))
+            of_part = num_layers * routed_params(model) // parts.total()
+            for held in [held for held in parts if held != holders]:
+                size -= parts[held] * of_part
+                yield SyncGroup(held, parts[held] * of_part, first + num_sharded, num_layers)
         if size:
             yield SyncGroup(holders, size, first + num_sharded, num_layers)
 
@@ -89,12 +108,20 @@ def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedSt
 
 
 def witness_of(placement: Placement) -> list[int]:
-    """Find for each replica the first replica with the same layers in groups of the same widths:
-    both come to equal exchanges, with as many buffers, at the same times."""
+    """Find for each replica the first replica with the same layers in groups of the same widths,
+    and with the same parts of experts dealt out over replicas: both come to equal exchanges, with
+    as many buffers, at the same times."""
     # `least_rooms` and the clock ask one replica of each kind.
     first: dict[tuple[object, ...], int] = {}
     return [
-        first.setdefault((replica.first_layers, tuple([s.width for s in replica.stages])), r)
+        first.setdefault(
+            (
+                replica.first_layers,
+                tuple([s.width for s in replica.stages]),
+                tuple([s.place_in_experts for s in replica.stages]),
+            ),
+            r,
+        )
         for r, replica in enumerate(placement.replicas)
     ]
 

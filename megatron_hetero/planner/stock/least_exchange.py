@@ -18,11 +18,10 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.ring import ring_key
-from megatron_hetero.cost.parameters import layer_params, stage_params
+from megatron_hetero.cost.parameters import layer_params, routed_params, stage_params
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.planner.stock.exchange import Line
 from megatron_hetero.planner.stock.grids import StockGrid
-from megatron_hetero.schedule.exchange.stock_buckets import routed_params
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from megatron_hetero.cost.placement import PlacedReplica
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
+from megatron_hetero.plan.checks.validate import first_violations
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.plan import Plan, Replica, ScheduleName
@@ -66,20 +67,23 @@ def candidates(
     cluster: Cluster,
     profile: Profile | None = None,
     num_chunks: int = 2,
-    says_loss: bool = False,
+    *,
+    in_full: bool = False,
 ) -> tuple[ScheduledPlan, ...]:
     """Make 1F1B with the plan's launch counts, and every other kind of schedule for the plan.
 
     Args:
         plan: valid on `cluster`, with a workload and devices; orders and chunks are left aside.
         num_chunks: chunks on each stage of an interleaved pipeline.
-        says_loss: of a kind that the job's layers cannot run, say what is lost with it.
+        in_full: for a reader: times with the queues of messages that share a link, as
+            `simulate_plan` has them, and of a kind that the job's layers cannot run what is lost
+            with it.  Else each replica is timed as if the links were its own.
     """
     # Every kind starts from the same plan, without orders and chunks.
     plain = _without_orders(plan)
-    maker = _Maker(plain, cluster, profile)
+    maker = _Maker(plain, cluster, profile, has_queues=in_full)
     first, split = maker.candidate("1f1b", plain), maker.candidate("zero-bubble", plain)
-    if says_loss and maker.whole_only:
+    if in_full and maker.whole_only:
         split = replace(split, held=f"{split.held}; {maker.loss_of_whole(plain, first)}")
     return first, maker.interleaved(num_chunks), split, maker.candidate("synthesised", plain)
 
@@ -99,10 +103,12 @@ def _without_orders(plan: Plan) -> Plan:
 class _Maker:
     """Maker of schedules for the replicas of one plan."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, profile: Profile | None) -> None:
+    def __init__(
+        self, plan: Plan, cluster: Cluster, profile: Profile | None, *, has_queues: bool
+    ) -> None:
         if plan.workload is None:
             raise UsageError("the plan carries no model, so its passes cannot be timed")
-        self.plan, self.workload = plan, plan.workload
+        self.plan, self.workload, self.has_queues = plan, plan.workload, has_queues
         self.whole_only = why_not_split(self.workload)
         self.placement = placement_of(plan, cluster)
         self.costs = CostModel(cluster, plan.workload, profile).sharded_as(self.placement)
@@ -113,7 +119,11 @@ class _Maker:
         """Make the plan with orders of one kind on all replicas of several stages."""
         if name == "zero-bubble" and self.whole_only:
             return ScheduledPlan(name, None, held=self.whole_only)
-        return self._candidate(name, plan)
+        found = self._candidate(name, plan)
+        # What a plan has beside its orders may rule them out, such as sharded layers.
+        if found.plan is not None and (violations := first_violations(found.plan)):
+            return ScheduledPlan(name, None, held=violations[0].message)
+        return found
 
     def loss_of_whole(self, plan: Plan, first: ScheduledPlan) -> str:
         """Say how much shorter the pipelines would be with split backward passes than `first`."""
@@ -135,15 +145,16 @@ class _Maker:
                 made, listed = self._with_replica(made, name, r, pipeline)
             except (CheckFailedError, PlanFormatError) as error:
                 return ScheduledPlan(name, None, held=f"replica {r}: {error}")
-            # Alone, without paths that replicas share: candidates are compared like for like.
+            # Alone, without paths that replicas share.
             simulated = simulate(
                 listed.schedule, pipeline.times, pipeline.forward_hops, pipeline.backward_hops
             )
             times_s.append(simulated.makespan_s)
             peaks.append(simulated.peak_in_flight)
         check_schedules(made)
-        if sends_as_stock(made):  # which waits for its sends
-            run = simulate_plan(made, self.costs.cluster, profile=self.costs.profile, is_stock=True)
+        # Stock Megatron waits for its sends.
+        if self.has_queues or sends_as_stock(made):
+            run = simulate_plan(made, self.costs.cluster, profile=self.costs.profile)
             times_s = [max(stage.compute_end_s for stage in stages) for stages in run.stages]
         return ScheduledPlan(name, made, tuple(times_s), tuple(peaks))
 

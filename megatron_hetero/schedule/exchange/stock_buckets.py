@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from megatron_hetero.cost.parameters import (
     embedding_params,
-    expert_params,
     further_params,
-    mean_of_kinds,
+    routed_params,
     stage_params,
 )
 from megatron_hetero.cost.placement import PlacedStage, Placement
@@ -159,10 +158,3 @@ class StockBuckets:
 def replicas_deal_experts(placement: Placement) -> bool:
     """Return whether experts are dealt out over replicas."""
     return any(s.experts is not None for r in placement.replicas for s in r.stages)
-
-
-def routed_params(model: ModelSpec) -> int:
-    """Count the parameters of the routed experts of a layer, the mean of layers of unlike kinds."""
-    if model.kinds:
-        return mean_of_kinds(model, lambda kind, _: routed_params(kind))
-    return expert_params(model, even_share(model, 1)) if model.num_experts else 0

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.nodes import Device
-from megatron_hetero.cost.parameters import embedding_params, layer_params
+from megatron_hetero.cost.parameters import embedding_params, layer_params, routed_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, layer_tensors
 from megatron_hetero.cost.sync.groups import (
@@ -23,7 +24,7 @@ from megatron_hetero.cost.sync.groups import (
 )
 from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.model.spec import ModelSpec
-from tests.cost.builders import make_workload
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 
 WORKLOAD = make_workload(num_layers=8, tied_embeddings=False, position_embedding="rope")
 UNTIED = WORKLOAD.model
@@ -193,3 +194,23 @@ def test_small_tensors_fill_the_bucket_by_hand() -> None:
         place += 1
     found = mean_bucket_params(model, 1)
     assert found == pytest.approx(sum(sizes) / 16)
+
+
+def test_each_part_of_dealt_experts_is_exchanged_by_its_own_holders() -> None:
+    job = make_workload(8, num_experts=4, moe_ffn_hidden_size=256, global_batch_size=8)
+    pair = "tp1ep2:5,tp1:3 @2"
+    cluster = make_cluster(("a", FAST, 4), ("b", SLOW, 4))
+    placement = placement_of(place(" | ".join([pair] * 4), job, cluster), cluster)
+    dealt = [g for g in sync_groups(placement, job.model, 1024) if g.num_layers]
+    experts = 5 * routed_params(job.model)
+    whole = 3 * layer_params(job.model, even_share(job.model, 1))
+    dense = 5 * layer_params(job.model, even_share(job.model, 1)) - experts
+    first, last = ([(r, s) for r in range(4)] for s in (0, 1))
+    positions = embedding_params(job.model, 1, 0)
+    assert {g.holders: g.num_params for g in dealt} == {
+        tuple(last): whole,
+        tuple(first[::2]): experts // 2,
+        tuple(first[1::2]): experts // 2,
+        tuple(first): dense + positions,
+    }
+    assert witness_of(placement) == [0, 1, 0, 1]

@@ -105,3 +105,16 @@ def test_only_ssh_watches_over_all_machines(tmp_path: Path, capsys) -> None:
     assert "plan again by hand" in capsys.readouterr().err
     assert main([*words, "--cluster", "c.yaml"]) == 2
     assert "go with --hetero-on-loss replan" in capsys.readouterr().err
+
+
+def test_a_cluster_without_the_plans_gpus_is_refused(tmp_path: Path, capsys) -> None:
+    save_plan(mixed_plan(), tmp_path / "plan.json")
+    (tmp_path / "c.yaml").write_text(
+        "version: 1\nnodes: [{name: a, gpu: RTX-4090, count: 1}]\nlinks:\n"
+        "  inside_node: {RTX-4090: {bandwidth: 20 GB/s, latency: 12 us}}\n"
+    )
+    words = ["launch", str(tmp_path / "plan.json"), "--for", "ssh", "-o", str(tmp_path / "job")]
+    words += ["--hetero-on-loss", "replan", "--cluster", str(tmp_path / "c.yaml")]
+    assert main([*words, "--", *SAVING]) == 4
+    assert "has no GPU" in capsys.readouterr().err
+    assert not (tmp_path / "job").exists()

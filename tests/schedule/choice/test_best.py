@@ -107,11 +107,11 @@ def test_what_layers_lose_that_cannot_split_a_backward_pass() -> None:
     flags = ("--num-layers=12", "--global-batch-size=16")  # fewer layers, which leave room
     plan = plan_cluster(CLUSTER, load_workload(ROOT / "examples/a100-rtx4090/gpt-7b.sh", flags))
     assert plan.workload is not None
-    split = candidates(plan, CLUSTER, says_loss=True)[2]
+    split = candidates(plan, CLUSTER, in_full=True)[2]
     assert split.plan is None and "only --transformer-impl local" in split.held
     # The same prices, of a job that does not say which layers it has.
     unsaid = replace(plan, workload=replace(plan.workload, megatron_args=()))
-    plain, _, able, _ = candidates(unsaid, CLUSTER, says_loss=True)
+    plain, _, able, _ = candidates(unsaid, CLUSTER, in_full=True)
     assert able.plan is not None, able.held
     gain = 1 - able.slowest_s / plain.slowest_s
     assert gain > 0
