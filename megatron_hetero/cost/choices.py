@@ -13,7 +13,7 @@ from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import TokenDispatcher, Workload
+from megatron_hetero.model.spec import ModelSpec, TokenDispatcher, Workload
 
 # Sequences; larger micro-batches are not searched.
 _LARGEST_SIZE = 32
@@ -161,6 +161,12 @@ def deals_experts(costs: CostModel) -> bool:
     return has_experts and costs.profile is None and may_choose(costs, "shares")
 
 
+def divides_experts(model: ModelSpec, width: int) -> bool:
+    """Return whether `width` ranks may divide each expert: not one with biases
+    (`TransformerConfig.__post_init__` of Megatron-core 0.19).  True of models without experts."""
+    return width == 1 or not (model.num_experts and model.add_bias_linear)
+
+
 def deals_unlike(costs: CostModel, width: int) -> bool:
     """Return whether a tensor-parallel group of `width` may deal whole experts out in unlike
     numbers: not where all experts of a GPU are one module, which wants as many on each."""
@@ -183,10 +189,8 @@ def expert_groups(costs: CostModel, width: int, num_gpus: int) -> tuple[ExpertGr
     # size: expert-parallel ranks; own: ranks that divide each expert.
     for size in _divisors(model.num_experts):
         for own in _divisors(width):
-            # Experts with biases are dealt out whole (`check_dealt_experts`).
-            divides = own == 1 or not model.add_bias_linear
             fits = num_gpus % (size * own) == 0 and model.moe_ffn_hidden_size % own == 0
-            if (size, own) != (1, width) and divides and fits:
+            if (size, own) != (1, width) and fits and divides_experts(model, own):
                 found.append((size, own))
     return tuple(found)
 

@@ -80,6 +80,13 @@ class StageShape:
         return self.tensor_parallel * self.context_parallel
 
     @property
+    def expert_width(self) -> int:
+        """Return how many ranks divide each expert of a model with experts."""
+        if self.expert_groups is not None:
+            return self.expert_groups[1]
+        return 1 if self.expert_shares is not None else self.tensor_parallel
+
+    @property
     def uneven_context_shares(self) -> tuple[int, ...] | None:
         """Return the shares of every sequence where they are unlike; None where all are equal."""
         shares = self.context_shares

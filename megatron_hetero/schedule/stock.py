@@ -87,11 +87,12 @@ def _expert_reasons(plan: Plan) -> Iterator[str]:
     if len({(shape.expert_shares, shape.expert_groups) for shape in shapes}) > 1:
         yield "stages that deal experts out differently (ep)"
         return
-    table, groups = shapes[0].expert_shares, shapes[0].expert_groups
+    table = shapes[0].expert_shares
     if table and len(set(table)) > 1:
         yield "unequal numbers of experts on the devices of a stage (ep)"
     model = None if plan.workload is None else plan.workload.model
-    if groups and groups[1] > 1 and model is not None and model.add_bias_linear:
+    is_divided = any(shape.expert_width > 1 for shape in shapes)
+    if is_divided and model is not None and model.num_experts and model.add_bias_linear:
         yield "experts with biases that are divided (etp)"
 
 

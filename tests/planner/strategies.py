@@ -98,4 +98,5 @@ def expert_workloads(draw: st.DrawFn, max_layers: int) -> Workload:
         moe_router_topk=draw(st.integers(1, 3)),
         moe_ffn_hidden_size=draw(st.sampled_from([128, 1024])),
         moe_shared_expert_intermediate_size=draw(st.sampled_from([0, 256])),
+        add_bias_linear=False,
     )

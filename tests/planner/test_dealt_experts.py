@@ -12,10 +12,14 @@ from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.support.dealt_experts import check_dealt_experts
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.checks.validate import validate_plan
-from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.planner import plan_cluster
+from megatron_hetero.schedule.stock import reasons_not_stock
 from tests.cost.builders import FAST, FREE, GIB, SLOW, make_cluster, make_workload, place
 
 DIVIDED = replace(FREE, as_given=("shares",))
@@ -35,6 +39,7 @@ def many_experts(**changes: object) -> Workload:
             "num_experts": 32,
             "moe_router_topk": 8,
             "moe_ffn_hidden_size": 512,
+            "add_bias_linear": False,
             **changes,
         }
     )
@@ -54,6 +59,27 @@ def test_many_experts_are_dealt_out_and_the_step_is_shorter() -> None:
     assert plan.estimates.step_time_s < 0.98 * divided.estimates.step_time_s
     assert plan.estimates.bound_s is not None
     assert plan.estimates.bound_s <= plan.estimates.step_time_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("num_experts", [3, 8])
+def test_experts_with_biases_are_whole_in_every_plan(num_experts: int) -> None:
+    """Megatron refuses biases of divided experts, and divides them where nothing is dealt out."""
+    workload = many_experts(
+        num_experts=num_experts,
+        moe_router_topk=1,
+        moe_ffn_hidden_size=24576 // num_experts,
+        grouped_experts=True,
+        add_bias_linear=True,
+    )
+    found = plan_cluster(mixed(), workload)
+    stages = [stage.shape for replica in found.replicas for stage in replica.stages]
+    assert {shape.expert_width for shape in stages} == {1}
+    check_dealt_experts(found, has_biases=True)
+    # Stock Megatron divides experts in a group unless flags say otherwise.
+    wide = plan_from_layout(parse_layout("tp2:8 @16"), workload)
+    with pytest.raises(UnsupportedError, match="tp2:8 divides each expert among 2 ranks"):
+        check_dealt_experts(wide, has_biases=True)
+    assert "experts with biases that are divided (etp)" in reasons_not_stock(wide)
 
 
 def test_a_dense_model_has_nothing_to_deal() -> None:

@@ -85,7 +85,7 @@ def test_biases_of_experts_that_ranks_divide(monkeypatch: pytest.MonkeyPatch) ->
     words = group_arguments(command_line_words(flags))
     with pytest.raises(UnsupportedError, match="--disable-bias-linear") as found:
         megatron_args(plan_from_layout(asked, workload_from_arguments(JobText("a test", words))))
-    assert "etp above 1 divides experts" in str(found.value)
+    assert "divides each expert among 2 ranks" in str(found.value)
 
 
 def test_a_width_that_does_not_divide_the_heads() -> None:

@@ -12,7 +12,13 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from megatron_hetero.cluster.nodes import Device
-from megatron_hetero.cost.choices import deals_experts, deals_unlike, expert_groups, recomputes
+from megatron_hetero.cost.choices import (
+    deals_experts,
+    deals_unlike,
+    divides_experts,
+    expert_groups,
+    recomputes,
+)
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.memory.states import StateHolders
@@ -224,14 +230,16 @@ class StageOptions:
         """Yield the place with experts as they lie; if experts may be dealt out, also divided and
         dealt out: in equal numbers, or in numbers by the shares that the group's GPUs have of all
         else, which follow their speed and memory."""
-        yield place
+        if place.expert_shares or divides_experts(self.costs.workload.model, place.width):
+            yield place
         if self.deals and place.context_parallel == 1:
             model = self.costs.workload.model
             table = equal_dealing(model, place.width)
             if place.shares is not None:
                 table = place.shares if deals_unlike(self.costs, place.width) else None
             for other in (None, table):
-                if other != place.expert_shares:
+                may_lie = other or divides_experts(model, place.width)
+                if other != place.expert_shares and may_lie:
                     yield replace(place, expert_shares=other)
         yield from self._over_replicas(place)
 
@@ -258,8 +266,8 @@ class StageOptions:
         if self.costs.workload.model.kinds:
             return StageLine(times, rooms)
         # One micro-batch more, and one message more, give the slopes of the line, whoever holds the
-        # optimizer's states.
-        key = recompute, self._times_key(place)
+        # optimizer's states; endless holders (a bound) leave no copies for the update.
+        key = recompute, self._times_key(place), len(rooms)
         if key not in self._slopes:
             more = replace(place, num_in_flight=2), replace(place, num_sends_kept=1)
             self._slopes[key] = tuple(

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
+from megatron_hetero.cost.choices import divides_experts
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, least_step_s
@@ -150,8 +151,15 @@ class Scoreboard:
         self._simulated = [pair for pair in self._simulated if not self.is_refused(pair[1])]
 
     def is_refused(self, candidate: Candidate) -> bool:
-        """Return whether the candidate would hang as a refused candidate does."""
-        return bool(self._refused) and operations_of(candidate) in self._refused
+        """Return whether the candidate would hang as a refused candidate does, or divides experts
+        that Megatron does not let it divide (`divides_experts`); a search goes on from these."""
+        if bool(self._refused) and operations_of(candidate) in self._refused:
+            return True
+        model, placement = self.problem.workload.model, candidate.placement
+        if divides_experts(model, max(placement.widths)):
+            return False
+        stages = [stage for replica in placement.replicas for stage in replica.stages]
+        return not all(divides_experts(model, stage.shape.expert_width) for stage in stages)
 
     def keep_simulated(self, candidate: Candidate, simulated: Candidate) -> None:
         """Keep the step of a placement with queues, or an estimate of the step."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron_hetero.cluster.nodes import Node
-from megatron_hetero.cost.choices import expert_groups
+from megatron_hetero.cost.choices import divides_experts, expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem, equal_units
@@ -129,7 +129,10 @@ def _grids(problem: Problem, nodes: Sequence[Node], settings: StockSettings) -> 
     }
     batch = problem.workload.training.global_batch_size
     widths = set.intersection(*(set(problem.widths[node.name]) for node in nodes))
+    as_they_lie, model = settings.expert_groups is None, problem.workload.model
     for width in sorted(widths):
+        if as_they_lie and not divides_experts(model, width):
+            continue
         units: list[Unit] = []
         for node in nodes:
             # A node whose GPUs the width does not divide rules the width out.

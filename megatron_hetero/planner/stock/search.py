@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hetero.collector import no_collector
-from megatron_hetero.cost.choices import dispatchers, expert_groups
+from megatron_hetero.cost.choices import dispatchers, divides_experts, expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.mixture import in_one_precision
@@ -196,7 +196,8 @@ class _StockSearch:
     def _deal(self, ranks: StockRanks, form: GroupForm) -> None:
         """Bound a form with experts as they lie, and with each way to deal them out."""
         num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
-        for groups in (None, *expert_groups(costs, ranks.width, num_gpus)):
+        as_they_lie = [None] if divides_experts(costs.workload.model, ranks.width) else []
+        for groups in (*as_they_lie, *expert_groups(costs, ranks.width, num_gpus)):
             own = replace(form, settings=replace(form.settings, expert_groups=groups))
             self._push(self._rates.pace_s(ranks, own), FormItem(ranks, own))
 
