@@ -49,6 +49,7 @@ def test_no_plan_that_divides_sequences_beats_the_bound(
         num_experts=num_experts,
         moe_ffn_hidden_size=256,
         moe_router_topk=1,
+        add_bias_linear=False,
     )
     problem = make_problem(cluster, workload)
     starts = divided_structures(problem, inf, 100)
