@@ -6,6 +6,7 @@ load             a `Workload` from a script, flags or config.json
 blocks           the model as blocks with parameters and FLOPs
 megatron_flags   Megatron's flags to a `Workload`
 training_flags   of these, the flags of the training
+recompute        which modules of a layer are computed again
 kinds_of_layers  flags of experts, dense layers among them, and latent attention
 flag_reader      typed reading of flags, with the place of every refusal
 flag_table       Megatron's flags as data, without torch

@@ -182,13 +182,21 @@ def test_every_host_that_fails_is_named(
 
 @pytest.mark.parametrize(
     "hosts",
-    ["-oProxyCommand=reboot", "a;reboot", "a b", "$(reboot)", "", "a,,b", "a,a", "-l@a", "a@b@c"],
+    ["-oProxyCommand=reboot", "a;reboot", "a b", "$(reboot)", ",", "a,,b", "a,a", "-l@a", "a@b@c"],
 )
 def test_names_that_could_be_commands_never_reach_ssh(
     ssh, hosts: str, tmp_path: Path, capsys
 ) -> None:
     ssh()
     assert main(["discover", f"--hosts={hosts}"]) == 2
+    assert not (tmp_path / "calls").exists()
+
+
+def test_no_host_at_all_is_refused(ssh, tmp_path: Path) -> None:
+    ssh()
+    with pytest.raises(SystemExit) as ended:
+        main(["discover", "--hosts="])
+    assert ended.value.code == 2
     assert not (tmp_path / "calls").exists()
 
 
