@@ -11,9 +11,10 @@ from megatron_hetero.cost.fp8_sizes import FP8_ROWS
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
+from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import ModelSpec, TokenDispatcher, Workload
+from megatron_hetero.model.spec import TokenDispatcher, Workload
 
 # Sequences; larger micro-batches are not searched.
 _LARGEST_SIZE = 32
@@ -159,12 +160,6 @@ def deals_experts(costs: CostModel) -> bool:
     """
     has_experts = costs.workload.model.num_experts > 0
     return has_experts and costs.profile is None and may_choose(costs, "shares")
-
-
-def divides_experts(model: ModelSpec, width: int) -> bool:
-    """Return whether `width` ranks may divide each expert: not one with biases
-    (`TransformerConfig.__post_init__` of Megatron-core 0.19).  True of models without experts."""
-    return width == 1 or not (model.num_experts and model.add_bias_linear)
 
 
 def deals_unlike(costs: CostModel, width: int) -> bool:

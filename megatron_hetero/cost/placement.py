@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.hashed import hashed_once, value
+from megatron_hetero.model.recompute import Recompute as Recompute
 from megatron_hetero.model.spec import Precision, TokenDispatcher
 from megatron_hetero.plan.plan import StageShape
-
-Recompute = Literal["none", "selective", "full"]
 
 StateParts = tuple[float, ...]
 """Parts of the optimizer's states that a device keeps: of its layers, of a tied embedding, of the

@@ -198,6 +198,12 @@ def _score_sizes(model: ModelSpec) -> tuple[int, int]:
     return model.num_attention_heads * query, model.num_attention_heads * value
 
 
+def divides_experts(model: ModelSpec, width: int) -> bool:
+    """Return whether `width` ranks may divide each expert: not one with biases
+    (`TransformerConfig.__post_init__` of Megatron-core 0.19).  True of models without experts."""
+    return width == 1 or not (model.num_experts and model.add_bias_linear)
+
+
 def router_params(model: ModelSpec) -> int:
     """Count the parameters of a layer's router and of the gate of the shared expert, held whole by
     every member of a group."""

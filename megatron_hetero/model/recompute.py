@@ -19,6 +19,8 @@ Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal[
     "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "moe_act"
 ]
+WITH_SHARED_EXPERT = frozenset({"moe", "shared_experts"})
+"""Modules that contain the shared expert."""
 _MODULES = frozenset(get_args(RecomputeModule))
 _DEFAULT = "core_attn"
 _MODULES_FLAG, _LAYER_FLAG = "--recompute-modules", "--moe-layer-recompute"
@@ -35,6 +37,11 @@ def recomputed(training: TrainingSpec, granularity: str | None = None) -> frozen
     if kind == "selective":
         return frozenset(training.recompute_modules or (_DEFAULT,))
     return _MODULES if kind == "full" else frozenset()
+
+
+def modules_if_selective(training: TrainingSpec) -> tuple[str, ...]:
+    """Return the modules of a selective job where they are not Megatron's default; else nothing."""
+    return training.recompute_modules if training.recompute == "selective" else ()
 
 
 def norms_again(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.workload import divided_sizes
 from megatron_hetero.plan.chunks import chain, stage_chunks
@@ -91,8 +92,7 @@ def _expert_reasons(plan: Plan) -> Iterator[str]:
     if table and len(set(table)) > 1:
         yield "unequal numbers of experts on the devices of a stage (ep)"
     model = None if plan.workload is None else plan.workload.model
-    is_divided = any(shape.expert_width > 1 for shape in shapes)
-    if is_divided and model is not None and model.num_experts and model.add_bias_linear:
+    if model and not all(divides_experts(model, shape.expert_width) for shape in shapes):
         yield "experts with biases that are divided (etp)"
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.model.recompute import norms_again, recomputed
+from megatron_hetero.model.recompute import WITH_SHARED_EXPERT, norms_again, recomputed
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 _STATISTIC_BYTES = 4
-_SHARED = frozenset({"moe", "shared_experts"})
-"""Modules whose recompute contains the shared expert."""
 
 
 def layer_activation_bytes(
@@ -56,13 +54,13 @@ def part_activation_bytes(
         flash: attention is fused.
         again: modules that are computed again (`model.recompute`).
     """
-    norms = _norm_bytes(model, training, share, again)
+    norms = _bytes_behind_norms(model, training, share, again)
     attention = _kept_by_latent_attention if model.kv_lora_rank else _kept_by_attention
     mlp = mlp_activation_bytes(model, training, share, again)
     return norms[0] + attention(model, training, share, flash, again), norms[1] + mlp
 
 
-def _norm_bytes(
+def _bytes_behind_norms(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, again: frozenset[str]
 ) -> tuple[int, int]:
     """Count what is kept behind the norm before attention, and before the MLP: in fp8 what the
@@ -77,8 +75,8 @@ def _norm_bytes(
     if training.fp8 and model.num_experts:
         # A router keeps its input as it is, and a shared expert beside it another cast with the
         # recipe that cannot cast again (`set_save_original_input`).
-        has_cast = bool(model.moe_shared_expert_intermediate_size) and not again & _SHARED
-        before_mlp = element + (cast if has_cast and training.fp8_recipe == "delayed" else 0)
+        is_shared = model.moe_shared_expert_intermediate_size and not again & WITH_SHARED_EXPERT
+        before_mlp = element + (cast if is_shared and training.fp8_recipe == "delayed" else 0)
     # A checkpoint keeps its input: with Transformer Engine's dense MLP the norm is within.
     is_within = "mlp" in again and not (training.local_layers or model.num_experts)
     first, second = norms_again(model, training, again)

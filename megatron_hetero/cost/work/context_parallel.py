@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.network.collectives import all_to_all_s, context_parallel_times
 from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import (
     PassTimes,
     context_exchange,
@@ -17,7 +18,7 @@ from megatron_hetero.cost.work.compute import (
 from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.cost.work.under_products import Member
 from megatron_hetero.model.recompute import recomputed
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
 
 
 def waiting_times(
@@ -29,8 +30,8 @@ def waiting_times(
     the first hide that long.  Where heads are exchanged, queries, keys and values go before
     attention begins and the result goes back (`AttnFuncWithCPAndQKVOA2A` of Transformer Engine
     2.20), backward their gradients.  Recomputed attention asks for all again.  Where they are
-    gathered,
-    unlike parts travel as long as the longest of them (`runtime.parallel.context_attention`).
+    gathered, unlike parts travel as long as the longest of them
+    (`runtime.parallel.context_attention`).
 
     Args:
         workload: the job.
@@ -43,24 +44,27 @@ def waiting_times(
         return PassTimes(0.0, 0.0)
     share, how = members[0][1], context_exchange(workload, members)
     if how == "heads":
-        once_s = _heads_s(workload, members, link)
-        passes = 2 if "core_attn" in recomputed(training) else 1
-        return PassTimes(once_s, passes * once_s)
-    in_ring = how == "ring"
-    sizes = [attention_sizes(model, share) for _, share in members]
-    # Latent attention has as wide keys as queries; else keys are as wide as values.
-    both = max(sum(s) if model.kv_lora_rank else 2 * s[1] for s in sizes)
-    tokens = training.micro_batch_size * context * max(share.all_sequence_tokens(model))
-    num_bytes = both * tokens * training.element_bytes
-    forward_s, backward_s = context_parallel_times(num_bytes, context, link, in_ring)
-    if in_ring:
+        forward_s = backward_s = _heads_s(workload, members, link)
+    else:
+        both = max(sum(_widths(model, share)[1:3]) for _, share in members)
+        tokens = training.micro_batch_size * context * max(share.all_sequence_tokens(model))
+        num_bytes = both * tokens * training.element_bytes
+        forward_s, backward_s = context_parallel_times(num_bytes, context, link, how == "ring")
+    if how == "ring":
         core, hidden = core_attention_times(workload, members), (context - 1) / context
         forward_s = max(0.0, forward_s - hidden * core.forward_s)
         backward_s = max(0.0, backward_s - hidden * core.backward_s)
-    # Recomputed attention asks for keys and values once more in the backward pass.
+    # Recomputed attention asks for them once more in the backward pass.
     if "core_attn" in recomputed(training):
         backward_s += forward_s
     return PassTimes(forward_s, backward_s)
+
+
+def _widths(model: ModelSpec, share: TensorShare) -> tuple[int, int, int, int]:
+    """Return a member's channels of queries, keys, values and attention's result: latent attention
+    has as wide keys as queries; else keys are as wide as values."""
+    query, value = attention_sizes(model, share)
+    return (query, query, value, value) if model.kv_lora_rank else (query, value, value, query)
 
 
 def _heads_s(workload: Workload, members: Sequence[Member], link: Link | None) -> float:
@@ -70,12 +74,10 @@ def _heads_s(workload: Workload, members: Sequence[Member], link: Link | None) -
     training, context = workload.training, members[0][1].context_parallel
     found = []
     for _, share in members:
-        query, value = attention_sizes(workload.model, share)
+        width_bytes = share.num_tokens(workload.model, training) * training.element_bytes
         # Queries, keys, values and the result, each an exchange of its own.
-        key, result = (query, value) if workload.model.kv_lora_rank else (value, query)
-        tokens = share.num_tokens(workload.model, training) * training.element_bytes
-        widths = query, key, value, result
-        found.append(sum(all_to_all_s(width * tokens, context, link) for width in widths))
+        sizes = [width * width_bytes for width in _widths(workload.model, share)]
+        found.append(sum(all_to_all_s(size, context, link) for size in sizes))
     return max(found)
 
 
@@ -95,8 +97,7 @@ def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
         return PassTimes(0.0, 0.0)
     found = []
     for gpu, share in members:
-        query, value = attention_sizes(model, share)
-        key, result = (query, value) if model.kv_lora_rank else (value, query)
+        query, key, value, result = _widths(model, share)
         pair, rounds = key + value, share.context_parallel - 1
         forward = 2 * pair + (2 + 3 * rounds) * result
         backward = 4 * pair + 2 * query + (3 * query + 1.5 * pair) * rounds

@@ -163,9 +163,7 @@ def _mlp_norm(model: ModelSpec, engine: bool) -> tuple[float, float]:
     return host_work.NORM if model.num_experts else (0, 0)
 
 
-def _mlp_products(
-    model: ModelSpec, engine: bool, fused: bool
-) -> Launches:
+def _mlp_products(model: ModelSpec, engine: bool, fused: bool) -> Launches:
     """Count both products; backward also the first bias's gradient."""
     if engine:
         return _times(Launches(0, 0), host_work.LINEAR, 2)

@@ -24,7 +24,7 @@ from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import content_hash, read_json, validate_document
-from megatron_hetero.model.recompute import RecomputeModule
+from megatron_hetero.model.recompute import RecomputeModule, modules_if_selective
 from megatron_hetero.model.spec import ModelSpec, Workload
 
 PROFILE_SCHEMA_VERSION = 1
@@ -178,7 +178,7 @@ class Profile:
         width, if possible of the same recomputation and sequence parallelism, and then the nearest
         micro-batch size."""
         training = workload.training
-        own = training.recompute_modules if training.recompute == "selective" else ()
+        own = training.recompute, modules_if_selective(training)
         # Only points of this very shape and precision on this type.
         keys = self._keys(workload, gpu_name, piece)
         if not keys:
@@ -187,7 +187,7 @@ class Profile:
         def distance(key: PointKey) -> tuple[float, ...]:
             return (
                 abs(log2(key.width / width)),
-                (key.recompute, key.recompute_modules) != (training.recompute, own),
+                (key.recompute, key.recompute_modules) != own,
                 key.sequence_parallel != training.sequence_parallel,
                 # None of two that are equally far is better; the same one always.
                 key.width,
@@ -249,9 +249,8 @@ def load_profile(path: Path | str) -> Profile:
     series: dict[PointKey, dict[int, PassTimes]] = {}
     for index, point in enumerate(model.points):
         key = PointKey(
-            named_exactly(point.gpu) or point.gpu,
-            *(point.precision, point.tensor_parallel, point.piece),
-            *(point.recompute, point.sequence_parallel),
+            *(named_exactly(point.gpu) or point.gpu, point.precision, point.tensor_parallel),
+            *(point.piece, point.recompute, point.sequence_parallel),
             *(_shape_key(point.shape), tuple(point.recompute_modules)),
         )
         # Two times for the same measurement leave it open which one holds.

@@ -38,7 +38,7 @@ from megatron_hetero.cost.work.gathered import Gathered, gathered, latent_widths
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product, ProductSpeed
 from megatron_hetero.cost.work.speed import speed_of
-from megatron_hetero.model.recompute import recomputed
+from megatron_hetero.model.recompute import WITH_SHARED_EXPERT, recomputed
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
@@ -85,14 +85,13 @@ def layer_exchanges(
         num_bytes: of the activation of one micro-batch.
         link: the slowest inside the group.
     """
-    _, is_again = parts_again(workload)
+    attends_again, is_again = parts_again(workload)
     given = num_bytes, link
     if widths := latent_widths(workload.model):
         attention = _latent_part(workload, members[0][1].width, widths, *given)
     else:
         work_of = None if workload.model.kv_lora_rank else attention_work
-        is_whole = workload.training.recompute == "full"
-        attention = _part(workload, members, work_of, *given, is_again=is_whole)
+        attention = _part(workload, members, work_of, *given, is_again=attends_again)
     work_of = None if workload.model.num_experts else mlp_work
     return attention, _part(workload, members, work_of, *given, is_again=is_again)
 
@@ -100,11 +99,9 @@ def layer_exchanges(
 def parts_again(workload: Workload) -> tuple[bool, ...]:
     """Return whether exchanges of attention, and of the MLP or beside experts, are recomputed."""
     model, modules = workload.model, recomputed(workload.training)
-    if workload.training.recompute == "full":
-        return True, True
-    checkpoints = {"moe", "shared_experts"} if model.num_experts else {"mlp"}
+    checkpoints = WITH_SHARED_EXPERT if model.num_experts else {"mlp"}
     raises = "mla_up_proj" in modules and bool(latent_widths(model))
-    return raises, not checkpoints.isdisjoint(modules)
+    return raises or workload.training.recompute == "full", bool(checkpoints & modules)
 
 
 def head_exchange_s(

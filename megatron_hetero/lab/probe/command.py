@@ -29,7 +29,8 @@ from megatron_hetero.files import read_json, write_json
 from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.model.flag_table import flag_table, last_of_each
-from megatron_hetero.model.spec import TrainingSpec, Workload
+from megatron_hetero.model.recompute import modules_if_selective
+from megatron_hetero.model.spec import Workload
 
 RANK_MODULE = "megatron_hetero.lab.probe.rank"
 
@@ -159,16 +160,10 @@ def _existing(request: ProbeRequest) -> dict[str, Any]:
     return data
 
 
-def _modules(training: TrainingSpec) -> dict[str, list[str]]:
-    """Return the key's field of what selective recompute means, where it is not the default."""
-    if training.recompute != "selective" or not training.recompute_modules:
-        return {}
-    return {"recompute_modules": list(training.recompute_modules)}
-
-
 def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, Any]:
     """Return the identifying fields of a measured point."""
     model, training = request.workload.model, request.workload.training
+    modules = list(modules_if_selective(training))
     # Fields of a dense model's key do not change when the schema learns of further fields.
     only_if_used = (
         "num_experts", "moe_router_topk", "moe_ffn_hidden_size",
@@ -182,7 +177,7 @@ def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, 
         "micro_batch_size": size,
         "piece": piece,
         "recompute": training.recompute,
-        **_modules(training),
+        **({"recompute_modules": modules} if modules else {}),
         # Megatron switches it off at width 1, and the planner asks with the job's own word.
         "sequence_parallel": training.sequence_parallel,
         "shape": {

@@ -15,7 +15,6 @@ from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.choices import (
     deals_experts,
     deals_unlike,
-    divides_experts,
     expert_groups,
     recomputes,
 )
@@ -28,6 +27,7 @@ from megatron_hetero.cost.placement import PlacedExperts, PlacedStage, Recompute
 from megatron_hetero.cost.share import TensorShare, equal_dealing, member_shares
 from megatron_hetero.cost.work.pieces import PieceTimes
 from megatron_hetero.hashed import value
+from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.planner.completion.stage_lines import (
     Rooms,
     StageLine,

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
-from megatron_hetero.cost.choices import divides_experts
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, least_step_s
+from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.division.counts import LaunchRule
 from megatron_hetero.planner.evaluate.candidate import NUM_KEPT, Candidate, ranked_time_s
@@ -155,11 +155,10 @@ class Scoreboard:
         that Megatron does not let it divide (`divides_experts`); a search goes on from these."""
         if bool(self._refused) and operations_of(candidate) in self._refused:
             return True
-        model, placement = self.problem.workload.model, candidate.placement
-        if divides_experts(model, max(placement.widths)):
-            return False
-        stages = [stage for replica in placement.replicas for stage in replica.stages]
-        return not all(divides_experts(model, stage.shape.expert_width) for stage in stages)
+        model, replicas = self.problem.workload.model, candidate.placement.replicas
+        return bool(model.num_experts) and not all(
+            divides_experts(model, stage.shape.expert_width) for r in replicas for stage in r.stages
+        )
 
     def keep_simulated(self, candidate: Candidate, simulated: Candidate) -> None:
         """Keep the step of a placement with queues, or an estimate of the step."""

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron_hetero.cluster.nodes import Node
-from megatron_hetero.cost.choices import divides_experts, expert_groups
+from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.shapes.kinds import kinds_of

@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hetero.collector import no_collector
-from megatron_hetero.cost.choices import dispatchers, divides_experts, expert_groups
+from megatron_hetero.cost.choices import dispatchers, expert_groups
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.mixture import in_one_precision
 from megatron_hetero.planner.stock.best import StockBest, StockResult
