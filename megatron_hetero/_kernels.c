@@ -1330,7 +1330,7 @@ done:
 
 typedef struct {
     Py_buffer paths, seconds;  /* int64 and float64, as many of each */
-    double latency, first, last, bucket_share, num_buckets, window;
+    double latency, first, last, bucket_share, num_buckets, window, due;
 } Exchange;
 
 /* Paths by number, in a table with open addresses: when each is free, and for how long it is busy. */
@@ -1568,7 +1568,7 @@ static double run_in_rooms(Rooms *r, Paths *p, const Exchange *steps)
         r->ready[at] = r->ready[--r->num_ready];
         const Exchange *e = &steps[step];
         double end = take_paths(p, e, r->begin[step]);
-        last = end > last ? end : last;
+        last = end - e->due > last ? end - e->due : last;
         double longest = 0.0;
         const double *seconds = e->seconds.buf;
         for (Py_ssize_t i = 0; i < e->seconds.len / (Py_ssize_t)sizeof(double); i++)
@@ -1584,15 +1584,16 @@ static double run_in_rooms(Rooms *r, Paths *p, const Exchange *steps)
     return last;
 }
 
-PyDoc_STRVAR(exchanges_end_doc,
-"exchanges_end(steps, order, carried, carried_s, holders, rounding)\n\n"
-"Return when the last of some exchanges is done.  A step: paths, seconds on each, latency, begin of\n"
-"the first bucket and of the last, a bucket's part of it, number of buckets, and window; `order`:\n"
-"the numbers of the steps as they begin; `carried`: paths that something else takes, for so long.\n"
+PyDoc_STRVAR(latest_end_doc,
+"latest_end(steps, order, carried, carried_s, holders, rounding)\n\n"
+"Return when the last of some exchanges is done, each counted from when it is due.  A step: paths,\n"
+"seconds on each, latency, begin of the first bucket and of the last, a bucket's part of it, number\n"
+"of buckets, window, and when it is due; `order`: the numbers of the steps as they begin; `carried`:\n"
+"paths that something else takes, for so long.\n"
 "`holders`: numbers of each step's holders and parts of their rooms for a bucket, where the order\n"
 "follows from these; empty where all buckets find room.");
 
-static PyObject *exchanges_end(PyObject *self, PyObject *args)
+static PyObject *latest_end(PyObject *self, PyObject *args)
 {
     PyObject *steps, *order, *carried, *carried_s, *holders, *found = NULL;
     Rooms rooms = {0};
@@ -1616,8 +1617,9 @@ static PyObject *exchanges_end(PyObject *self, PyObject *args)
         PyObject *paths, *seconds, *one = PySequence_GetItem(steps, i);
         Exchange *e = &all[i];
         int well = one != NULL &&
-                   PyArg_ParseTuple(one, "OOdddddd", &paths, &seconds, &e->latency, &e->first,
-                                    &e->last, &e->bucket_share, &e->num_buckets, &e->window) &&
+                   PyArg_ParseTuple(one, "OOddddddd", &paths, &seconds, &e->latency, &e->first,
+                                    &e->last, &e->bucket_share, &e->num_buckets, &e->window,
+                                    &e->due) &&
                    !PyObject_GetBuffer(paths, &e->paths, PyBUF_C_CONTIGUOUS) &&
                    !PyObject_GetBuffer(seconds, &e->seconds, PyBUF_C_CONTIGUOUS);
         Py_XDECREF(one);
@@ -1644,7 +1646,7 @@ static PyObject *exchanges_end(PyObject *self, PyObject *args)
     }
     memset(p.path, -1, (p.mask + 1) * sizeof(int64_t));
     /* How long each path is busy in all, step by step, then with what else it carries. */
-    double latest = 0.0, busiest = 0.0;
+    double latest = 0.0, busiest = 0.0, due = 0.0;
     for (Py_ssize_t i = 0; i < count; i++) {
         const int64_t *paths = all[i].paths.buf;
         const double *seconds = all[i].seconds.buf;
@@ -1670,6 +1672,9 @@ static PyObject *exchanges_end(PyObject *self, PyObject *args)
     }
     for (size_t at = 0; at <= p.mask; at++)
         busiest = p.busy[at] > busiest ? p.busy[at] : busiest;
+    for (Py_ssize_t i = 0; i < count; i++)
+        due = all[i].due > due ? all[i].due : due;
+    busiest -= due;
     if (num_held && (latest = run_in_rooms(&rooms, &p, all)) < 0.0)
         goto done;
     for (Py_ssize_t i = 0; !num_held && i < count; i++) {
@@ -1678,7 +1683,7 @@ static PyObject *exchanges_end(PyObject *self, PyObject *args)
             goto done;
         }
         const Exchange *e = &all[in_order[i]];
-        double end = take_paths(&p, e, e->first);
+        double end = take_paths(&p, e, e->first) - e->due;
         latest = !i || end > latest ? end : latest;
     }
     found = PyFloat_FromDouble(busiest > latest ? busiest : latest);
@@ -1709,7 +1714,7 @@ static PyMethodDef METHODS[] = {
     {"block_paths", block_paths, METH_VARARGS, block_paths_doc},
     {"divide_layers", divide_layers, METH_VARARGS, divide_layers_doc},
     {"busiest_path", busiest_path, METH_VARARGS, busiest_path_doc},
-    {"exchanges_end", exchanges_end, METH_VARARGS, exchanges_end_doc},
+    {"latest_end", latest_end, METH_VARARGS, latest_end_doc},
     {NULL, NULL, 0, NULL},
 };
 

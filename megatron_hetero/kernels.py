@@ -102,9 +102,9 @@ class Kernels(Protocol):
     def busiest_path(self, rings: Sequence[tuple[Buffer, float]], num_paths: int, /) -> float:
         """Return the seconds of the busiest path (`planner.evaluate.tail`)."""
 
-    def exchanges_end(
+    def latest_end(
         self,
-        steps: Sequence[tuple[Buffer, Buffer, float, float, float, float, int, float]],
+        steps: Sequence[tuple[Buffer, Buffer, float, float, float, float, int, float, float]],
         order: Sequence[int],
         carried: Sequence[int],
         carried_s: Sequence[float],
@@ -112,8 +112,8 @@ class Kernels(Protocol):
         rounding: float,
         /,
     ) -> float:
-        """Return when the last exchange is done (`cost.sync.exchange_clock.last_end_s`); `holders`
-        is empty where all buckets find room."""
+        """Return when the last exchange is done, from when each is due
+        (`cost.sync.exchange_clock.last_end_s`); `holders` is empty where all buckets find room."""
 
 
 def _load() -> Kernels | None:

@@ -290,7 +290,8 @@ def random_step(rng: Random, number: int) -> ExchangeStep:
     part = rng.choice((0.0, 0.001, 0.01))
     buffers = {(number, 0): part} if part else {}
     own = ((number, 0),), flow, first_s, first_s + seconds(rng)
-    return ExchangeStep(*own, bucket_share=share, buffers=buffers)
+    due_s = rng.choice((0.0, 0.0, seconds(rng)))
+    return ExchangeStep(*own, bucket_share=share, buffers=buffers, due_s=due_s)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -328,7 +329,7 @@ def test_exchanges_in_little_room_take_the_same_bits(
 def test_exchanges_of_another_form_are_an_error_of_the_caller() -> None:
     assert KERNELS is not None
     one, whole = np.ones(1), np.ones(1, np.int64)
-    rest = (0.0, 0.0, 0.0, 1.0, 1, 1.0)
+    rest = (0.0, 0.0, 0.0, 1.0, 1, 1.0, 0.0)
     for paths, took, order, holders in (
         (whole, np.ones(2), [0], []),
         (np.ones(1, np.int32), one, [0], []),
@@ -338,10 +339,10 @@ def test_exchanges_of_another_form_are_an_error_of_the_caller() -> None:
         (whole, one, [0], [([-1], [0.5])]),
     ):
         with pytest.raises(ValueError, match="exchange"):
-            KERNELS.exchanges_end([(paths, took, *rest)], order, [], [], holders, 0.0)
+            KERNELS.latest_end([(paths, took, *rest)], order, [], [], holders, 0.0)
     with pytest.raises(IndexError):
         step = whole, one, *rest
-        KERNELS.exchanges_end([step, step], [0, 1], [], [], [([0], [0.5])], 0.0)
+        KERNELS.latest_end([step, step], [0, 1], [], [], [([0], [0.5])], 0.0)
 
 
 def random_menu(rng: Random, num_layers: int, depth: int) -> BlockMenu:

@@ -94,10 +94,11 @@ class SiteBounds:
         # Bytes of a sequence: activations grow with the micro-batch, whose size plans may choose.
         self._bytes = costs.activation_bytes / training.micro_batch_size
         states = state_bytes(training)
-        # The distributed optimizer sends gradients one way and weights back: half of each crosses.
+        # The distributed optimizer sends gradients one way and weights back: half of each crosses,
+        # of the weights where no pass hides them.
         each: float = states.gradient
         if training.use_distributed_optimizer:
-            each = (states.gradient + states.weight) / 2
+            each = (states.gradient + (0 if training.hides_gathers else states.weight)) / 2
         self._layer_bytes = each * layer_params(model, even_share(model, 1))
         self.sites = tuple(dict.fromkeys(n.site for c in classes for n in c.nodes))
         self._sides: dict[str, Sides] = {}

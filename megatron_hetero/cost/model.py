@@ -24,7 +24,7 @@ from megatron_hetero.cost.step_cost import (
     path_seconds,
 )
 from megatron_hetero.cost.sync.buckets import StageId
-from megatron_hetero.cost.sync.gradients import Carried, StageEnd
+from megatron_hetero.cost.sync.gradients import Carried, FirstForward, StageEnd
 from megatron_hetero.cost.sync.least import (
     NO_SYNC,
     Cut,
@@ -108,7 +108,13 @@ class CostModel(StagePrices):
             replicas,
             carried.busiest_s,
             self._exchange.exposed_s(
-                placement, vocab_rows, ends, pipelines_s, carried, self.rooms(replicas)
+                placement,
+                vocab_rows,
+                ends,
+                pipelines_s,
+                carried,
+                self.rooms(replicas),
+                self._forwards(replicas),
             ),
             max(replica.update_s for replica in replicas),
         )
@@ -183,6 +189,20 @@ class CostModel(StagePrices):
                 ends.append(StageEnd(end_s, backward_s))
         return ends
 
+    def _forwards(self, replicas: tuple[ReplicaCost, ...]) -> list[FirstForward]:
+        """Return the first forward pass of every stage, in the layout's order, if new weights
+        travel meanwhile."""
+        found: list[FirstForward] = []
+        if not self.workload.training.hides_gathers:
+            return found
+        for replica in replicas:
+            start_s = 0.0
+            hops_s = [*(hop.total_s for hop in replica.forward_hops), 0.0]
+            for stage, hop_s in zip(replica.stages, hops_s, strict=True):
+                found.append(FirstForward(start_s, stage.times.forward_s))
+                start_s += stage.times.forward_s + hop_s
+        return found
+
     def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:
         """Bound the exchange of a stage of `width` GPUs of a node from below: seconds between its
         last backward pass and the end of the step, with `num_replicas` replicas or more; zero where
@@ -205,6 +225,8 @@ class CostModel(StagePrices):
         states = state_bytes(training)
         # The distributed optimizer gathers new weights; without it gradients alone travel.
         weight_bytes = states.weight if training.use_distributed_optimizer else None
+        # A forward pass hides those that travel meanwhile.
+        weight_bytes = 0 if training.hides_gathers else weight_bytes
         num_params = model.vocab_size * model.hidden_size
         # An untied embedding is exchanged with the first layer, which its stage holds too.
         if not (model.tied_embeddings or training.overlap_grad_reduce):

@@ -240,6 +240,13 @@ class TrainingSpec:
         return self.sends == "rendezvous"
 
     @property
+    def hides_gathers(self) -> bool:
+        """Return whether new weights travel while first forward passes compute; Megatron asks for
+        all three flags."""
+        divides = self.use_distributed_optimizer and self.overlap_grad_reduce
+        return divides and self.overlap_param_gather
+
+    @property
     def gradient_bytes(self) -> int:
         """Return the bytes of a main gradient: fp32, but of the job's elements where fp16 sums its
         own, or `--grad-reduce-in-bf16` asks for it."""

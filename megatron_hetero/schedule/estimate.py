@@ -111,9 +111,10 @@ def plan_cost(
     # Combine the replicas with updates and exchanges as the cost model prices them.
     sharded = costs.sharded_as(placement)
     found = sharded.combine(placement, replicas, sharded.vocab_rows(placement.widths))
-    if not stock:
+    if not (stock or costs.workload.training.hides_gathers):
         return found
-    # Its exchange of gradients is another than the plug-in's.
+    # Stock Megatron's exchange of gradients is another than the plug-in's, and simulated pipelines
+    # have waited for new weights already.
     sync_s = run.step_time_s - found.pipelines_s - found.update_s
     return replace(found, gradient_sync_s=max(sync_s, 0.0))
 

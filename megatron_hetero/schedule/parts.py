@@ -98,6 +98,14 @@ class Final(NamedTuple):
     early_s: float = 0.0
 
 
+class FirstUse(NamedTuple):
+    """The time at which new weights are needed: `late_s` after the first forward pass of a chunk
+    begins."""
+
+    chunk: int = 0
+    late_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Collective:
     """A collective of all holders: an exchange of gradients, or of new weights.
@@ -109,6 +117,8 @@ class Collective:
     rank's room (`cost.sync.room`) that it takes while it is under way; where earlier ones leave too
     little, it waits for the first of them.  Each of `hops` is (path, seconds for which it is
     taken); the holders have the result when the last hop is done and `latency_s` has passed.
+    `needed`: new weights travel until their holders' first forward passes need them; without, they
+    are waited for after the update.
     """
 
     name: str
@@ -120,6 +130,7 @@ class Collective:
     buffers: Mapping[StageId, float] = field(default_factory=dict)
     final: Mapping[StageId, Final] = field(default_factory=dict)
     places: Mapping[StageId, tuple[int, ...]] = field(default_factory=dict)
+    needed: Mapping[StageId, FirstUse] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[tuple[StageId, int]]:

@@ -72,6 +72,7 @@ def free_jobs(draw: st.DrawFn) -> tuple[Cluster, Workload]:
         workload.training,
         use_distributed_optimizer=draw(st.booleans()),
         overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()),
         per_token_loss=draw(st.booleans()),
         recompute=draw(st.sampled_from(["none", "full"])),
     )
@@ -136,6 +137,7 @@ def spread_jobs(draw: st.DrawFn, max_gpus: int) -> tuple[Cluster, Workload]:
         workload.training,
         use_distributed_optimizer=draw(st.booleans()),
         overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()),
         recompute=draw(st.sampled_from(["none", "full"])),
     )
     model = replace(workload.model, tied_embeddings=draw(st.booleans()))

@@ -30,6 +30,7 @@ class ExchangeStep:
     Its first bucket is complete at `first_s`, its last one at `last_s`.  `holders`: of those that
     come to all their exchanges together one is enough.  `buffers`: the part of a holder's room
     (`cost.sync.room`) that one bucket takes; more than 1 goes in turns; empty where it needs none.
+    `due_s`: when its result is needed, from which its end counts.
     """
 
     holders: tuple[StageId, ...]
@@ -38,6 +39,7 @@ class ExchangeStep:
     last_s: float
     bucket_share: float = 1.0
     buffers: Mapping[StageId, float] = field(default_factory=dict)
+    due_s: float = 0.0
 
     @cached_property
     def window(self) -> float:
@@ -100,8 +102,10 @@ class _BusyPaths:
             known = paths[places] == numbers
             seconds = np.array([carried[number] for number in numbers.tolist()])
             busy_s[places[known]] += seconds[known]
-        self.busiest_s = float(busy_s.max(initial=0.0))
-        """Seconds for which the busiest path is taken in all: no end comes before."""
+        due_s = max(step.due_s for step in steps)
+        self.busiest_s = float(busy_s.max(initial=0.0)) - due_s
+        """Seconds for which the busiest path is taken in all, from when the last exchange is due:
+        no end comes before."""
         # `own` split again, [step] -> places of its paths.
         ends = np.cumsum([len(step.flow.paths) for step in steps])[:-1]
         self._own = np.split(own, ends)
@@ -126,7 +130,8 @@ class _BusyPaths:
 
 
 def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | None = None) -> float:
-    """Compute when the last exchange is done, seconds; 0 where there are none.
+    """Compute when the last exchange is done, seconds from when each is due; 0 where there are
+    none.
 
     Args:
         steps: in the order in which each holder comes to its own.
@@ -142,19 +147,21 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
         flows = [
             (
                 *(s.flow.paths, s.flow.seconds, s.flow.latency_s, s.first_s, s.last_s),
-                *(s.bucket_share, s.num_buckets, s.window),
+                *(s.bucket_share, s.num_buckets, s.window, s.due_s),
             )
             for s in steps
         ]
         order, loads = [number for number, _ in by_begin], carried or {}
         holders = _numbered(steps) if lack_room else []
         given = flows, order, list(loads), list(loads.values()), holders, ROUNDING
-        return KERNELS.exchanges_end(*given)
+        return KERNELS.latest_end(*given)
     paths = _BusyPaths(steps, carried or {})
     if lack_room:
         last_s = _windowed(steps, paths)
     else:
-        last_s = max(paths.take(number, step, step.first_s) for number, step in by_begin)
+        last_s = max(
+            paths.take(number, step, step.first_s) - step.due_s for number, step in by_begin
+        )
     return max(last_s, paths.busiest_s)
 
 
@@ -241,7 +248,7 @@ def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
         at_s, number = heappop(queue)
         step = steps[number]
         end_s = paths.take(number, step, at_s)
-        last_s = max(last_s, end_s)
+        last_s = max(last_s, end_s - step.due_s)
         for holder in step.holders:
             if holder in step.buffers:
                 rooms[holder].take(step, step.buffers[holder], end_s)

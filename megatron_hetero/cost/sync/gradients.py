@@ -6,7 +6,8 @@ distributed optimizer, every part straight to its owner, and after the update th
 rings; or, where the plan names groups of machines, group by group (`exchange.groups.by_group`).
 It begins when its last holder's backward passes are done (with `--overlap-grad-reduce` a first
 stage begins within its last one), and takes each of its paths in turn with all others that cross
-it; a port of a stage inside its node is a path too.
+it; a port of a stage inside its node is a path too.  With `--overlap-param-gather` new weights
+travel during the first forward passes, each until its layer's turn.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cost.network.holder_flow import Flow, Ints
 from megatron_hetero.cost.parameters import layer_params
-from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import StageId
 from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s, num_buckets
@@ -37,6 +38,15 @@ class StageEnd:
 
     end_s: float
     backward_s: float = 0.0
+
+
+@value(frozen=True)
+class FirstForward:
+    """The first forward pass of a stage: its begin, seconds after that of the step, and its
+    seconds."""
+
+    start_s: float
+    forward_s: float
 
 
 @value(frozen=True)
@@ -86,14 +96,17 @@ class GradientExchangePrices(ExchangeRuns):
         pipelines_s: float,
         carried: Carried = NOTHING,
         rooms: Mapping[StageId, int] = NO_LIMIT,
+        forwards: Sequence[FirstForward] = (),
     ) -> float:
         """Return the seconds from the end of all pipelines to the last reduced gradient, plus those
-        of the new weights after the update.
+        for which new weights are waited for.
 
         Args:
             ends: of every stage, in the layout's order.
             carried: what boundaries take of the paths meanwhile.
             rooms: bytes for buckets under way (`cost.sync.room`), by stage; without, for all.
+            forwards: of every stage, where new weights travel meanwhile; without, they are waited
+                for after the update.
         """
         # When each stage is done with each of its layers.
         firsts = np.array([n for replica in placement.replicas for n in replica.first_layers])
@@ -109,7 +122,8 @@ class GradientExchangePrices(ExchangeRuns):
 
         # First and last bucket of each run are ready when all holders have their layers, or, where
         # there is no room within the passes, after these.
-        steps, gathers = [], []
+        steps: list[ExchangeStep] = []
+        gathers: list[ExchangeStep] = []
         room = EarlyRoom()
         for timed, buffers in self._timed(placement, vocab_rows, rooms):
             group, places = timed.group, timed.places
@@ -125,12 +139,17 @@ class GradientExchangePrices(ExchangeRuns):
                 first_s = ready_s(places, first) if num_early else first_s
                 last_s = ready_s(places, group.first_layer) if num_early == number else last_s
             steps.append(ExchangeStep(timed.waiting, timed.gradients, first_s, last_s, *common))
-            if timed.weights is not None:
+            if timed.weights is not None and forwards:
+                gathers += _during_forwards(timed, timed.weights, placed, firsts, forwards)
+            elif timed.weights is not None:
                 gathers.append(ExchangeStep(timed.waiting, timed.weights, 0.0, 0.0, *common))
         # Exchanges queue on the paths that boundaries have loaded.
-        # New weights are gathered after the update, when no boundary is on the paths.
         taken = self._flows.numbered(carried.pairs, carried.lines)
-        return max(0.0, last_end_s(steps, taken) - pipelines_s) + last_end_s(gathers)
+        reduced_s = max(0.0, last_end_s(steps, taken) - pipelines_s)
+        # New weights are gathered after the update, when no boundary is on the paths, or in the
+        # order of the forward pass; messages of first passes are small beside them.
+        gathers.sort(key=lambda step: step.due_s)
+        return reduced_s + max(0.0, last_end_s(gathers))
 
     def alone_s(
         self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
@@ -170,3 +189,43 @@ class GradientExchangePrices(ExchangeRuns):
             # Each round reduces gradients once, and gathers weights for either pass.
             yield gradients, stage.num_sharded_layers * first.num_rounds
             yield weights, 2 * stage.num_sharded_layers * first.num_rounds
+
+
+def _during_forwards(
+    run: ExchangeRun,
+    weights: Flow,
+    placed: Sequence[PlacedStage],
+    firsts: Ints,
+    forwards: Sequence[FirstForward],
+) -> Iterator[ExchangeStep]:
+    """Yield the first bucket of a run's new weights, and all others, each due when the first of its
+    holders comes to the bucket's layers.
+
+    Args:
+        placed: all stages, in the layout's order; `firsts` are their first layers.
+    """
+
+    def due_s(layer: float) -> float:
+        """Return when the first holder comes to `layer`."""
+        found: list[float] = []
+        for place in run.places.tolist():
+            # Embeddings come before all layers, what follows the layers after them.
+            part = (layer - int(firsts[place])) / placed[place].num_layers
+            own, part = forwards[place], min(max(part, 0.0), 1.0)
+            found.append(own.start_s + part * own.forward_s)
+        return min(found)
+
+    first, num_layers, share = run.group.first_layer, run.group.num_layers, run.bucket_share
+    number = num_buckets(share)
+    one = weights if number == 1 else _part_of(weights, share)
+    yield ExchangeStep(run.waiting, one, 0.0, 0.0, due_s=due_s(first))
+    if number > 1:
+        # Waits grow or shrink evenly along the buckets, so the first and the last one tell them.
+        rest, last = _part_of(weights, 1 - share), first + int((number - 1) * share * num_layers)
+        own = share / (1 - share)
+        yield ExchangeStep(run.waiting, rest, 0.0, 0.0, min(1.0, own), due_s=due_s(last))
+
+
+def _part_of(flow: Flow, share: float) -> Flow:
+    """Return the flow of so much of a buffer."""
+    return Flow(flow.paths, share * flow.seconds, flow.latency_s)

@@ -82,7 +82,8 @@ def least_ends_sync_s(
     A ring leaves each part on one path; to owners, what the others hold leaves it on all.
 
     Args:
-        weight_bytes: of an element of the new weights; None is an all-reduce.
+        weight_bytes: of an element of the new weights, 0 where passes hide them; None is an
+            all-reduce.
     """
     # Parameters that have to cross the cut, at least.
     others = num_params * (num_holders - 1) / num_holders
@@ -90,4 +91,4 @@ def least_ends_sync_s(
     if weight_bytes is None:
         return 2 * (gradient_bytes * ring_s + cut.latency_s)
     owners_s = others * gradient_bytes / cut.all_bytes_per_s
-    return owners_s + weight_bytes * ring_s + 2 * cut.latency_s
+    return owners_s + weight_bytes * ring_s + (2 if weight_bytes else 1) * cut.latency_s

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
@@ -128,8 +129,10 @@ def rehearse(
             "the plan is priced for a trainer that sends by rendezvous (--sends), and a rehearsal "
             "runs this project's runtime or stock Megatron. Give --sends as-run or buffered."
         )
-    # The prediction, before any process is started.
-    predicted = simulate_plan(plan, cluster, profile=profile)
+    # The prediction, before any process is started; new weights are waited for, as in the run.
+    trained = workload_of(plan)
+    waits = replace(trained, training=replace(trained.training, overlap_param_gather=False))
+    predicted = simulate_plan(plan, cluster, waits, profile)
     table = rank_table(played)
     check_capacity(len(table))
     for rank in options.slow_ranks:

@@ -43,9 +43,10 @@ class Tails:
         model, training = workload.model, workload.training
         states = state_bytes(training)
         element = float(states.gradient)
-        # With the distributed optimizer, gradients go one way and weights come back.
+        # With the distributed optimizer, gradients go one way and weights come back, unless forward
+        # passes hide these.
         if training.use_distributed_optimizer:
-            element = (states.gradient + states.weight) / 2
+            element = (states.gradient + (0 if training.hides_gathers else states.weight)) / 2
         self.layer_bytes = layer_params(model, even_share(model, 1)) * element
         words = model.vocab_size * model.hidden_size
         further = further_params(model, even_share(model, 1))

@@ -30,6 +30,12 @@ from megatron_hetero.cost.sync.gradients import NO_LIMIT
 from megatron_hetero.cost.sync.groups import buffers_of, groups_of
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.schedule.exchange.early import LastBackward, with_room
+from megatron_hetero.schedule.exchange.first_use import (
+    NO_FORWARDS,
+    ForwardLayers,
+    in_order_of_use,
+    stock_in_order_of_use,
+)
 from megatron_hetero.schedule.exchange.rank_sets import RankSet, rank_sets
 from megatron_hetero.schedule.exchange.stock_buckets import StockBuckets
 from megatron_hetero.schedule.exchange.taken import (
@@ -49,6 +55,8 @@ class GradientExchange:
         owner_weights: relative size of the optimizer state that each rank of a stage keeps.
         chunk_layers: layers of the model chunks of interleaved stages.
         rooms: bytes for buckets under way, by stage (`CostModel.rooms`); without, for all.
+        forwards: of all stages, where new weights travel during first forward passes; without,
+            they are waited for after the update.
     """
 
     def __init__(
@@ -60,8 +68,9 @@ class GradientExchange:
         owner_weights: Mapping[StageId, int],
         chunk_layers: Mapping[StageId, Sequence[int]] | None = None,
         rooms: Mapping[StageId, int] = NO_LIMIT,
+        forwards: Mapping[StageId, ForwardLayers] = NO_FORWARDS,
     ) -> None:
-        self._rooms = rooms
+        self._rooms, self._forwards = rooms, forwards
         self._costs, self._placement = costs, placement
         self._chunk_layers = chunk_layers or {}
         self._vocab_rows = vocab_rows
@@ -84,7 +93,7 @@ class GradientExchange:
         sets = [(b, ranks) for b in buckets for ranks in rank_sets(self._placement, b)]
         return (
             with_room([(b, self._to_owners(b, ranks)) for b, ranks in sets]),
-            tuple(self._gather(b, ranks) for b, ranks in sets),
+            in_order_of_use([(b, self._gather(b, ranks)) for b, ranks in sets], self._forwards),
         )
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
@@ -128,11 +137,12 @@ class GradientExchange:
         # All-reduced weights are updated everywhere; divided ones are gathered after the update.
         if not self._is_divided:
             return tuple(gradients), ()
-        dense = (b for b, _ in sorted(buckets, key=lambda entry: entry[1] or 0))
-        return tuple(gradients), (
-            *(self._ring(b, "weights", 1, _all_buffers(b)) for b in dense),
-            *(self._ring(b, "weights", 1, _all_buffers(b), groups=own) for b, own in of_experts),
-        )
+        dense = sorted(buckets, key=lambda entry: entry[1] or 0)
+        gathers = [(b, chunk, self._ring(b, "weights", 1, _all_buffers(b))) for b, chunk in dense]
+        gathers += [
+            (b, 0, self._ring(b, "weights", 1, _all_buffers(b), groups=g)) for b, g in of_experts
+        ]
+        return tuple(gradients), stock_in_order_of_use(gathers, self._forwards)
 
     def _by_groups(
         self,

@@ -28,7 +28,9 @@ from megatron_hetero.schedule.programme import (
 )
 from megatron_hetero.schedule.simulator.compile import CompiledInstruction, compile_programme
 from megatron_hetero.schedule.simulator.exchange import Exchange, Paths
+from megatron_hetero.schedule.simulator.gathers import Gathers
 from megatron_hetero.schedule.simulator.overlapped import compile_overlapped
+from megatron_hetero.schedule.simulator.progress import SimulatedStage
 
 
 def run_step(
@@ -36,6 +38,8 @@ def run_step(
     collectives: Sequence[Collective] = (),
     update_s: Sequence[Sequence[float]] | None = None,
     weights: Sequence[Collective] = (),
+    *,
+    lazily: bool = False,
 ) -> Run:
     """Simulate one step.
 
@@ -44,11 +48,13 @@ def run_step(
             so, during the last backward passes.
         update_s: seconds of the optimizer on each stage, [pipeline][stage]; all stages begin it
             together, because the gradient norm is one for all.
-        weights: the exchange of new weights, which each holder begins after its update.
+        weights: the exchange of new weights, which each holder begins after its update, or where
+            first passes need them (`Collective.needed`) with the step.
+        lazily: as of `Gathers`.
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
-    return _EventEngine(pipelines, collectives).run(update_s, weights)
+    return _EventEngine(pipelines, collectives).run(update_s, weights, lazily=lazily)
 
 
 def computed_until_s(pipelines: Sequence[Pipeline]) -> dict[StageId, float]:
@@ -61,35 +67,6 @@ def computed_until_s(pipelines: Sequence[Pipeline]) -> dict[StageId, float]:
     engine = _EventEngine(pipelines, (), records=False)
     engine.run(None, ())
     return {stage.id: stage.computed_s for stage in engine.stages.values()}
-
-
-class _SimulatedStage:
-    """The progress of one stage."""
-
-    __slots__ = (
-        "computed_s",
-        "id",
-        "instructions",
-        "is_blocked",
-        "now_s",
-        "operations",
-        "posted",
-        "sent_until_s",
-    )
-
-    def __init__(self, identity: StageId) -> None:
-        self.id = identity
-        self.instructions: list[CompiledInstruction] = []
-        self.operations: list[OpSpan] = []
-        self.now_s = 0.0
-        self.computed_s = 0.0
-        """When its last computation has ended."""
-        self.posted = False
-        """The sends of the current instruction have been posted."""
-        self.sent_until_s = 0.0
-        """When all that was sent has arrived; gradients are exchanged after that."""
-        self.is_blocked = False
-        """It waits for something that nobody has posted yet."""
 
 
 class _EventEngine:
@@ -105,26 +82,27 @@ class _EventEngine:
         # Shared by all pipelines: paths, the exchange, the record.
         self.paths = Paths()
         self.exchange = Exchange(collectives, self.paths)
-        self.exchange_kind: OperationKind = "gradient_sync"
+        self.gathers: Gathers | None = None
+        """New weights that first passes wait for."""
         self.run_ = Run()
-        self.stages: dict[StageId, _SimulatedStage] = {}
+        self.stages: dict[StageId, SimulatedStage] = {}
         # Messages by (pipeline, key): when they arrive, when they are asked for, and who waits.
         self.arrival_s: dict[tuple[int, int], float] = {}
         self.asked_s: dict[tuple[int, int], float] = {}
         """When a receiver came to a message; what a waiting sender has to know."""
-        self.waiting: dict[tuple[int, int], _SimulatedStage] = {}
-        self.asking: dict[tuple[int, int], _SimulatedStage] = {}
+        self.waiting: dict[tuple[int, int], SimulatedStage] = {}
+        self.asking: dict[tuple[int, int], SimulatedStage] = {}
         # Events in order of time, and stages that can go on now.
-        self.queue: list[tuple[float, int, _SimulatedStage | None, int]] = []
+        self.queue: list[tuple[float, int, SimulatedStage | None, int]] = []
         self.num_queued = 0
-        self.ready: list[_SimulatedStage] = []
+        self.ready: list[SimulatedStage] = []
         self.pipelines = pipelines
         # Compile every stage's programme, reversed so that the next instruction is the last.
         known: dict[object, list[CompiledInstruction]] = {}  # pipelines alike have one programme
         for index, pipeline in enumerate(pipelines):
             compiled = compile_overlapped if pipeline.sends == "overlapped" else compile_programme
             for stage in range(pipeline.schedule.num_stages):
-                made = _SimulatedStage((index, stage))
+                made = SimulatedStage((index, stage))
                 key = id(pipeline.schedule), stage, pipeline.times[stage], pipeline.sends
                 if key not in known:
                     known[key] = compiled(pipeline, stage)[::-1]
@@ -132,8 +110,17 @@ class _EventEngine:
                 self.stages[made.id] = made
                 self.run_.operations[made.id] = made.operations
 
-    def run(self, update_s: Sequence[Sequence[float]] | None, weights: Sequence[Collective]) -> Run:
+    def run(
+        self,
+        update_s: Sequence[Sequence[float]] | None,
+        weights: Sequence[Collective],
+        *,
+        lazily: bool = False,
+    ) -> Run:
         """Run until nothing can move any more."""
+        if any(gather.needed for gather in weights):
+            begin_s = dict.fromkeys(self.stages, 0.0)
+            self.gathers = Gathers(weights, begin_s, lazily=lazily)
         for stage in self.stages.values():
             self._advance(stage)
         # Passes and messages, with gradients that start within the passes.
@@ -163,7 +150,7 @@ class _EventEngine:
             while self.ready:
                 self._advance(self.ready.pop())
 
-    def _advance(self, stage: _SimulatedStage) -> None:
+    def _advance(self, stage: SimulatedStage) -> None:
         """Run a stage until a message is missing, or something must be taken in order of time."""
         instructions = stage.instructions
         pipeline = stage.id[0]
@@ -177,6 +164,8 @@ class _EventEngine:
             if instruction.compute is not None:
                 kind, micro_batch, chunk, seconds = instruction.compute
                 start_s = stage.now_s
+                if self.gathers is not None and kind == "forward":
+                    start_s = self.gathers.begin_s(stage.id, chunk, start_s)
                 stage.now_s = stage.computed_s = end_s = start_s + seconds
                 if self.records:
                     stage.operations.append(OpSpan(kind, micro_batch, chunk, start_s, end_s))
@@ -197,7 +186,7 @@ class _EventEngine:
         self._begin(self.exchange.done(stage.id, stage.now_s))
 
     def _end_of_messages(
-        self, stage: _SimulatedStage, pipeline: int, instruction: CompiledInstruction
+        self, stage: SimulatedStage, pipeline: int, instruction: CompiledInstruction
     ) -> float | None:
         """Return when all messages of an instruction are done; None while one is not on its way."""
         end_s = now_s = stage.now_s
@@ -233,7 +222,7 @@ class _EventEngine:
         self.asked_s[key] = now_s
         self._wake(self.asking.pop(key, None))
 
-    def _post(self, stage: _SimulatedStage, now_s: float) -> None:
+    def _post(self, stage: SimulatedStage, now_s: float) -> None:
         stage.posted = True
         pipeline, number = stage.id
         for send in stage.instructions[-1].sends:
@@ -256,13 +245,16 @@ class _EventEngine:
             self._queue(time_s, None, collective)
 
     def _run_collective(self, number: int, now_s: float) -> None:
+        self._record("gradient_sync", *self.exchange.run(number, now_s))
+        self._begin(self.exchange.after(number))
+
+    def _record(
+        self, kind: OperationKind, collective: Collective, start_s: float, end_s: float
+    ) -> None:
         # Every holder has a span of it, though the stage may compute meanwhile.
-        collective, start_s, end_s = self.exchange.run(number, now_s)
         self.run_.collectives.append((collective, start_s, end_s))
         for holder in collective.holders:
-            span = OpSpan(self.exchange_kind, -1, 0, start_s, end_s)
-            self.stages[holder].operations.append(span)
-        self._begin(self.exchange.after(number))
+            self.stages[holder].operations.append(OpSpan(kind, -1, 0, start_s, end_s))
 
     def _exchanged(self) -> None:
         """Wait on every stage for its own collectives."""
@@ -270,12 +262,15 @@ class _EventEngine:
             self.stages[stage].now_s = max(self.stages[stage].now_s, end_s)
 
     def _gather(self, weights: Sequence[Collective]) -> None:
-        # A second exchange on the same paths; each stage comes to it after its update.
-        self.exchange, self.exchange_kind = Exchange(weights, self.paths), "weight_sync"
-        for stage in self.stages.values():
-            self._begin(self.exchange.done(stage.id, stage.now_s))
-        self._until_nothing_moves()
-        self._exchanged()
+        """Gather new weights, for which each stage waits after its update, if no pass has."""
+        from_s = {stage.id: stage.now_s for stage in self.stages.values()}
+        gathers = self.gathers or Gathers(weights, from_s)
+        for gather, start_s, end_s in gathers.spans:
+            self._record("weight_sync", gather, start_s, end_s)
+            for holder in () if gather.needed else gather.holders:
+                self.stages[holder].now_s = max(self.stages[holder].now_s, end_s)
+        for path, seconds in gathers.paths.busy_s.items():
+            self.paths.busy_s[path] += seconds
 
     def _update(self, update_s: Sequence[Sequence[float]] | None) -> None:
         if update_s is None:
@@ -286,12 +281,12 @@ class _EventEngine:
             stage.now_s = start_s + update_s[pipeline][number]
             stage.operations.append(OpSpan("step", -1, 0, start_s, stage.now_s))
 
-    def _queue(self, time_s: float, stage: _SimulatedStage | None, collective: int) -> None:
+    def _queue(self, time_s: float, stage: SimulatedStage | None, collective: int) -> None:
         # The number keeps equal times in the order in which they came up.
         self.num_queued += 1
         heappush(self.queue, (time_s, self.num_queued, stage, collective))
 
-    def _wake(self, stage: _SimulatedStage | None) -> None:
+    def _wake(self, stage: SimulatedStage | None) -> None:
         """Release a stage blocked on something now known."""
         if stage is not None and stage.is_blocked:
             stage.is_blocked = False

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica
+from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import ReplicaCost
+from megatron_hetero.cost.sync.buckets import StageId
+from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.schedule.exchange.early import LastBackward
+from megatron_hetero.schedule.exchange.first_use import ForwardLayers
 from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.parts import ChunkTimes
 
@@ -92,19 +96,67 @@ def last_backward_of(
         rows: rows of the padded vocabulary.
         stage: the plan's; `times` are those of its chunks.
     """
-    # Backward seconds of the stage's pieces: embedding, layers, head.
-    placed = replica.stages[0]
+    return LastBackward(_layers_of(costs, replica, rows, (0, stage), times, "backward"))
+
+
+def forward_layers(
+    plan: Plan,
+    placement: Placement,
+    costs: CostModel,
+    rows: int,
+    times: Sequence[Sequence[Sequence[ChunkTimes]]],
+) -> dict[StageId, ForwardLayers]:
+    """Time the forward passes of all stages, layer by layer, if new weights travel during the first
+    ones; else return nothing.
+
+    Args:
+        placement: the plan's.
+        costs: the price list, sharded as the placement.
+        rows: rows of the padded vocabulary.
+        times: of the chunks, [replica][stage][chunk].
+    """
+    if not costs.workload.training.hides_gathers:
+        return {}
+    return {
+        (r, s): ForwardLayers(_layers_of(costs, placed, rows, (s, stage), own[s], "forward"))
+        for r, (placed, made, own) in enumerate(
+            zip(placement.replicas, plan.replicas, times, strict=True)
+        )
+        for s, stage in enumerate(made.stages)
+    }
+
+
+def _layers_of(
+    costs: CostModel,
+    replica: PlacedReplica,
+    rows: int,
+    at: tuple[int, Stage],
+    times: Sequence[ChunkTimes],
+    kind: Literal["forward", "backward"],
+) -> tuple[tuple[int, int, float, float], ...]:
+    """Return the chunks of a stage as `LastBackward.chunks`.
+
+    Args:
+        at: the stage's place in the replica, and the plan's stage.
+    """
+    # Seconds of the stage's pieces: embedding, layers, head.
+    s, stage = at
+    placed = replica.stages[s]
     own = costs.variant(
         micro_batch_size=replica.micro_batch_size, recompute=placed.recompute
     ).stage_pieces(placed, rows)
-    # A first stage is left layer by layer, from the head's end down to the embedding.
+
+    def seconds(piece: PassTimes) -> float:
+        return piece.forward_s if kind == "forward" else piece.backward_s
+
+    # A backward pass leaves layer by layer, from the head's end down to the embedding.
     chunks = []
     for chunk, chunk_times in zip(stage_chunks(stage), times, strict=True):
         end = chunk.first_layer + chunk.num_layers
-        before_s = own.embedding.backward_s if chunk.first_layer == 0 else 0.0
-        behind_s = own.head.backward_s if end == costs.workload.model.num_layers else 0.0
-        layers_s = chunk.num_layers * own.layer.backward_s
+        before_s = seconds(own.embedding) if chunk.first_layer == 0 else 0.0
+        behind_s = seconds(own.head) if end == costs.workload.model.num_layers else 0.0
+        layers_s = chunk.num_layers * seconds(own.layer)
         # The chunk's time as it is simulated, in the proportions of its pieces.
-        ratio = chunk_times.seconds("backward") / (before_s + layers_s + behind_s)
+        ratio = chunk_times.seconds(kind) / (before_s + layers_s + behind_s)
         chunks.append((chunk.first_layer, chunk.num_layers, ratio * layers_s, ratio * before_s))
-    return LastBackward(tuple(chunks))
+    return tuple(chunks)

@@ -38,7 +38,11 @@ from megatron_hetero.schedule.parts import (
 )
 from megatron_hetero.schedule.programme import OperationKind, Schedule
 from megatron_hetero.schedule.simulator.engine import run_step
-from megatron_hetero.schedule.simulator.stage_times import last_backward_of, replica_chunk_times
+from megatron_hetero.schedule.simulator.stage_times import (
+    forward_layers,
+    last_backward_of,
+    replica_chunk_times,
+)
 from megatron_hetero.schedule.simulator.timelines import (
     LinkTimeline,
     StageTimeline,
@@ -178,8 +182,9 @@ def simulate_plan(
             for s, stage in enumerate(replica.stages)
         },
         costs.rooms(replica_costs),
+        forward_layers(plan, placement, costs, rows, [pipeline.times for pipeline in pipelines]),
     )
-    # Run everything.
+    # Run everything; stock Megatron starts all gathers with the step for interleaved stages alone.
     gradients, weights = exchange.stock() if is_stock else exchange.ours()
     try:
         run = run_step(
@@ -187,6 +192,7 @@ def simulate_plan(
             gradients,
             [[stage.update_s for stage in cost.stages] for cost in replica_costs],
             weights,
+            lazily=is_stock and sends != "overlapped",
         )
     except CheckFailedError as error:
         if sends != "rendezvous":

@@ -160,7 +160,10 @@ def test_the_bound_is_never_above_the_simulation(
 ) -> None:
     """And equal to it for one replica on nodes that it does not come back to."""
     training = replace(
-        workload.training, use_distributed_optimizer=zero, overlap_grad_reduce=overlap
+        workload.training,
+        use_distributed_optimizer=zero,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
     )
     workload = replace(workload, training=training)
     problem = make_problem(cluster, workload)
