@@ -52,7 +52,7 @@ def held_to_measured_sizes(
         )
     limits = replace(cluster.limits, as_given=(*cluster.limits.as_given, _SETTING))
     return HeldCluster(
-        replace(cluster, limits=limits),
+        cluster.limited(limits),
         f"Only micro-batch size {own} was compared: the profile has no other of "
         f"{', '.join(sorted(found))}. Measure more (probe --micro-batch-sizes {own},{2 * own}), or "
         "--scale-profile lets the cost model say how they differ",
