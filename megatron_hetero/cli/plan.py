@@ -40,6 +40,7 @@ from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.request import PLUGIN_GAIN, USUAL, Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import (
     HeldCluster,
+    far_off_words,
     held_to_measured_sizes,
     unmeasured_words,
 )
@@ -204,8 +205,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not arguments.scale_profile:
         held = held_to_measured_sizes(cluster, workload, profile)
     cluster = held.cluster
-    unmeasured = unmeasured_words(cluster, workload, profile)
-    said = tuple(words for words in (held.words, unmeasured, *map(str, cluster.doubts)) if words)
+    of_profile = [words(cluster, workload, profile) for words in (unmeasured_words, far_off_words)]
+    said = tuple(words for words in (held.words, *of_profile, *map(str, cluster.doubts)) if words)
     # Search; for the best precision, once for each candidate.
     start_s = time.perf_counter()
     with output.search_progress() as progress:
