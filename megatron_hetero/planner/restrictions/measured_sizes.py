@@ -63,6 +63,12 @@ def held_to_measured_sizes(
     )
 
 
+def profile_words(cluster: Cluster, workload: Workload, profile: Profile | None) -> tuple[str, ...]:
+    """Say what is missing in a profile for a job in its precision, and what cannot be right."""
+    said = (words(cluster, workload, profile) for words in (unmeasured_words, far_off_words))
+    return tuple(filter(None, said))
+
+
 def unmeasured_words(cluster: Cluster, workload: Workload, profile: Profile | None) -> str:
     """Say which GPU types have no measured layer of a job, and what the profile has of them; empty
     where all have one, or without a profile."""

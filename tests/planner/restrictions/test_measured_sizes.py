@@ -97,7 +97,7 @@ def test_plan_compares_one_measured_size_unless_asked(tmp_path: Path, capsys) ->
     job = tmp_path / "job.flags"
     job.write_text(
         "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256\n"
-        "--max-position-embeddings 256 --vocab-size 1000 --bf16 --calculate-per-token-loss\n"
+        "--max-position-embeddings 256 --vocab-size 1000 --calculate-per-token-loss\n"
         "--micro-batch-size 1 --global-batch-size 16\n"
     )
     measured = [
@@ -112,5 +112,7 @@ def test_plan_compares_one_measured_size_unless_asked(tmp_path: Path, capsys) ->
             main(["plan", "--cluster", str(cluster), "--model", str(job), *profile, "--json"]) == 0
         )
         found = json.loads(capsys.readouterr().out)
+        # The job names no precision: the profile is asked in the one that the plan has.
+        assert not any("no layer of this model" in note for note in found["notes"])
         sizes[len(asked)] = any("Only micro-batch size 1" in note for note in found["notes"])
     assert sizes == {0: True, 1: False}
