@@ -23,6 +23,7 @@ from megatron_hetero.cluster.inventory.draft import (
     NetworkDraft,
     NodeDraft,
     TypeDraft,
+    check_machines,
     link_guess,
     node_of_cards,
 )
@@ -150,13 +151,17 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
     # Types with the user's numbers, for the machines typed here.
     own = dict(_own_type(text) for text in arguments.own_type)
     if arguments.node is not None:
-        inventory = Inventory(_typed_nodes(arguments.node, own))
+        inventory, source = Inventory(_typed_nodes(arguments.node, own)), "--node"
     elif arguments.from_slurm is not None:
+        source = str(arguments.from_slurm)
         inventory = nodes_from_slurm(arguments.from_slurm, means, arguments.free)
     elif arguments.from_kubernetes is not None:
+        source = str(arguments.from_kubernetes)
         inventory = nodes_from_kubernetes(arguments.from_kubernetes, means)
     else:
+        source = ", ".join(map(str, arguments.from_skypilot))
         inventory = nodes_from_skypilot(arguments.from_skypilot, means)
+    check_machines(inventory.nodes, source)
     for note in inventory.notes:
         output.note(note)
     return Draft(inventory.nodes, _network(arguments, inventory.nodes))

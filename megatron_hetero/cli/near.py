@@ -21,6 +21,7 @@ from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import load_plan, save_plan
+from megatron_hetero.planner.restrictions.measured_sizes import profile_words
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import with_precision
 from megatron_hetero.report.text.refusals import note_lines, refusal_lines
@@ -157,17 +158,18 @@ def run_near(
     code = CheckFailedError.exit_code if refused or unknown else 0
     code = EXIT_INTERRUPTED if found.interrupted else code
     utilization = utilization_of(plan, cluster)
+    doubts = (*profile_words(cluster, workload, profile), *map(str, cluster.doubts))
     if arguments.json:
         summary = plan_summary(plan, arguments.output, utilization)
         summary["search_s"] = round(search_s, 3)
         summary["ways"] = _ways_data(found)
         summary["chosen"] = found.chosen
         summary["interrupted"] = found.interrupted
-        summary["notes"] = [*plan_notes(plan, workload), *map(str, cluster.doubts)]
+        summary["notes"] = [*plan_notes(plan, workload), *doubts]
         output.json(summary)
         return code
     output.show(*replanning_lines(found, old), plan_report(plan, utilization), "")
-    output.show(*map(str, cluster.doubts), *note_lines(plan, workload))
+    output.show(*doubts, *note_lines(plan, workload))
     name = f"number {found.chosen + 1} of the ways above"
     if arguments.output:
         output.show(

@@ -34,14 +34,17 @@ from megatron_hetero.flags.notes import (
     unread_parts,
 )
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.request import PLUGIN_GAIN, USUAL, Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import (
     HeldCluster,
     held_to_measured_sizes,
-    unmeasured_words,
+    profile_words,
 )
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import in_best_precision
@@ -199,19 +202,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.stage_precision == "mixed":
         workload = with_mixed_precisions(workload)
     objective = objective_of(arguments, workload)
-    held = HeldCluster(cluster, "")
-    # A profile of one micro-batch size says nothing of other sizes, so they are left out.
-    if not arguments.scale_profile:
-        held = held_to_measured_sizes(cluster, workload, profile)
-    cluster = held.cluster
-    unmeasured = unmeasured_words(cluster, workload, profile)
-    said = tuple(words for words in (held.words, unmeasured, *map(str, cluster.doubts)) if words)
-    # Search; for the best precision, once for each candidate.
     start_s = time.perf_counter()
     with output.search_progress() as progress:
         search = partial(
             plan_and_explain,
-            cluster,
             profile=profile,
             progress=progress,
             strategy=arguments.strategy,
@@ -221,13 +215,22 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             simplest_within=_part(arguments.simplest),
             plugin_gain=_plugin_gain(arguments, objective.may_want_fewer(cluster)),
         )
+
+        def held_search(job: Workload) -> tuple[Plan, Explanation, HeldCluster]:
+            # A profile of one micro-batch size says nothing of other sizes: they are left out.
+            known = None if arguments.scale_profile else profile
+            held = held_to_measured_sizes(cluster, job, known)
+            return *search(held.cluster, job), held
+
         try:
-            chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
+            chosen = in_best_precision(held_search, itemgetter(0), cluster, workload, objective)
         except InfeasiblePlanError as error:
             # The message also names flags of the job that would save memory.
             raise InfeasiblePlanError(f"{error} {memory_savers(workload)}".strip()) from None
-    plan, explanation = chosen.found
-    search_s = time.perf_counter() - start_s
+    (plan, explanation, held), search_s = chosen.found, time.perf_counter() - start_s
+    # The profile is judged in the precision of the plan, which the job need not name.
+    cluster, of_profile = held.cluster, profile_words(cluster, plan.workload or workload, profile)
+    said = tuple(words for words in (held.words, *of_profile, *map(str, cluster.doubts)) if words)
     # A plan whose flags contradict it is refused here, not by `flags` on another day.
     megatron_args(plan, str(arguments.output or "plan.json"))
     if arguments.output is not None:

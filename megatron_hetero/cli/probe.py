@@ -137,6 +137,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         num_busy=arguments.gpus or len(cards) or max(arguments.widths),
         cards=cards,
     )
+    if not cards:
+        output.note(f"torch sees no GPU on this machine: this measures its CPU, as {gpu}")
     with output.progress("measuring") as on_progress:
         measured = command.probe(request, on_progress)
     if arguments.json:

@@ -166,7 +166,7 @@ def without_devices(found: PlanOnCluster, lost: tuple[str, ...]) -> PlanOnCluste
             )
     # The planner takes lost devices for devices that are to stay idle.
     limits = replace(cluster.limits, idle_devices=(*cluster.limits.idle_devices, *lost))
-    left = replace(cluster, limits=limits)
+    left = cluster.limited(limits)
     if workload is None:  # `read_plan_on_cluster` sees to it
         raise UsageError("the plan carries no model")
     plan, _ = plan_and_explain(left, workload, profile=found.profile)

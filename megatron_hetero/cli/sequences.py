@@ -50,6 +50,15 @@ def run_sequences(
     workload = load_workload(
         arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
     )
+    model = workload.model
+    if model.position_embedding == "learned_absolute" and (
+        lengths.longest > model.max_position_embeddings
+    ):
+        output.note(
+            f"the longest sequence has {lengths.longest:,} tokens, and the model learns "
+            f"{model.max_position_embeddings:,} positions: training refuses it. Give more "
+            "--max-position-embeddings, or --position-embedding-type rope"
+        )
     window = attention_window(workload.megatron_args)
     # Once with the exchanges that the runtime trains, once with every kind.
     groups, any_exchange = (

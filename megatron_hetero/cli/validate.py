@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron_hetero.cli.output import Output, error_object
-from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import FileFormatError, PlanFormatError
 from megatron_hetero.flags.planned_sizes import own_flags_differ
-from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.checks.validate import is_made_for, validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.schedule.estimate import estimate_plan
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.json({"valid": False, **found})
         return error.exit_code
     # A valid plan may still have figures of another cluster file.
-    made_for_cluster = cluster and plan.inputs.get("cluster") == cluster_hash(cluster)
-    if cluster and not made_for_cluster:
+    made_for_cluster = None if cluster is None else is_made_for(plan, cluster)
+    if made_for_cluster is False:
         output.note(
             f"{arguments.cluster} was changed since {arguments.plan} was made, or is another one, "
             "so the plan's figures are old: `megatron-hetero explain --cluster` scores it anew"
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 "valid": True,
                 "layout": format_layout(plan.layout),
                 "num_devices": plan.layout.num_devices,
-                "made_for_cluster": None if cluster is None else bool(made_for_cluster),
+                "made_for_cluster": made_for_cluster,
             }
         )
         return 0

@@ -48,6 +48,8 @@ class Cluster:
     """Statements of the file that it contradicts itself; `plan` and `doctor` show them."""
     kept_to: Library | None = None
     """Library to which a search keeps, if the limits leave the choice open."""
+    file_limits: Limits | None = None
+    """Limits of the file, where an option or a search keeps to further limits (`limited`)."""
 
     @property
     def library(self) -> Library | None:
@@ -109,7 +111,11 @@ class Cluster:
         if not left:
             raise UsageError(f"without {', '.join(names)} no GPU is left to plan for")
         idle = tuple(dict.fromkeys((*self.limits.idle_devices, *names)))
-        return replace(self, limits=replace(self.limits, idle_devices=idle))
+        return self.limited(replace(self.limits, idle_devices=idle))
+
+    def limited(self, limits: Limits) -> Cluster:
+        """Return the cluster with other limits than its file has, and still of that file."""
+        return replace(self, limits=limits, file_limits=self.file_limits or self.limits)
 
     @cached_property
     def link_summary(self) -> LinkSummary:

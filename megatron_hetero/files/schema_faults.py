@@ -88,6 +88,8 @@ def _fault_text(fault: dict[str, Any], document: Document, model_class: type[Bas
     if kind == "too_short":
         least, there = fault["ctx"]["min_length"], fault["ctx"]["actual_length"]
         return f"needs {least} or more entries; it has {there or 'none'}"
+    if kind == "too_long" and isinstance(fault["input"], list | dict):
+        return f"has {len(fault['input'])} entries; at most {fault['ctx']['max_length']} are read"
     message = message[:1].lower() + message[1:]
     # The value itself, where it is short enough to print.
     if document.existing(location) and not isinstance(fault["input"], dict | list):

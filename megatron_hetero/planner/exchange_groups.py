@@ -108,9 +108,10 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
         for placement, cost in grouped(costs, candidate.placement):
             if cost.step_time_s < min(wanted_s, found.step_time_s):
                 faster = board.candidate(placement, cost, candidate.strategy)
-                found = found if board.is_refused(faster) else faster
-    # A plan that breaks a limit does not take the place of `best`.
-    return found if found.keeps_limits else best
+                # One that breaks a limit, costs more or takes more GPUs is no better for its speed.
+                if faster.standing <= best.standing and not board.is_refused(faster):
+                    found = faster
+    return found
 
 
 def shortest_pipelines(board: Scoreboard) -> list[Candidate]:

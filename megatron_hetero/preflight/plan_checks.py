@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import HeteroError, PlanFormatError, UnsupportedError
 from megatron_hetero.flags.environment import ALLOCATOR_VARIABLE, TIGHT_PART, wastes_no_memory
-from megatron_hetero.plan.checks.validate import first_violations
+from megatron_hetero.plan.checks.validate import first_violations, is_made_for
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.schedule.estimate import estimate_plan
@@ -33,9 +32,8 @@ def plan_is_for_the_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """Find a plan made for an earlier or another version of the cluster file."""
-    # A plan that was made from a layout knows no cluster file.
-    made_for = plan.inputs.get("cluster")
-    if made_for is not None and made_for != cluster_hash(cluster):
+    # A plan that was made from a layout knows no cluster file, and is no older than one.
+    if is_made_for(plan, cluster) is False:
         yield Finding(
             "plan-out-of-date",
             "warning",

@@ -327,3 +327,39 @@ def test_a_job_refuses_what_describes_a_cluster(
     flags = ["--", "--num-layers=2", "--hidden-size=64", "--num-attention-heads=4"]
     assert main(["init", "--job", "-o", str(path), *words, *flags]) == 2
     assert f"{words[0]} describes a cluster" in capsys.readouterr().err and not path.exists()
+
+
+def slurm_list(*names: str, gres: str = "gpu:h200:8") -> str:
+    """Return the lines of `scontrol show nodes` that count here."""
+    return "\n".join(f"NodeName={name} Gres={gres}\n   State=IDLE\n" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (slurm_list("a", "b", "a"), 'list.txt: 1 of the machines is there more than once ("a")'),
+        (
+            slurm_list(*(f"n{i}" for i in range(8193))),
+            "list.txt: 8193 machines with GPUs; a cluster file has at most 8192",
+        ),
+        (slurm_list("a", gres="gpu:h200:0"), "no node with GPUs is in use"),
+    ],
+    ids=["twice", "too many", "no cards"],
+)
+def test_a_list_that_no_file_can_hold_is_named(
+    text: str, words: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the list; it used to name a line of a file that was never kept."""
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text(text)
+    assert main(["init", "--from-slurm", "list.txt"]) == 4
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not Path("cluster.yaml").exists()
+
+
+def test_too_many_entries_are_counted(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "cluster.yaml"
+    lines = [f"  - {{name: n{i}, gpu: L4, count: 1}}" for i in range(8193)]
+    path.write_text("\n".join(["version: 1", "nodes:", *lines]))
+    assert main(["plan", "--memory", "--model", "m.sh", "--cluster", str(path)]) == 4
+    assert "nodes: has 8193 entries; at most 8192 are read" in capsys.readouterr().err

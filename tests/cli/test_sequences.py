@@ -111,3 +111,16 @@ def test_a_window_is_read_from_the_jobs_flags() -> None:
 def test_a_picture_needs_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--cluster", str(CLUSTER), "--picture", "a.svg", "--", *FLAGS]) == 2
     assert "--sequences LENGTHS.TXT" in capsys.readouterr().err
+
+
+def test_sequences_beyond_the_learned_positions_are_named(
+    lengths: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training refuses them, so that advice to train with them needs a word."""
+    learned = ["--position-embedding-type", "learned_absolute", "--max-position-embeddings"]
+    command = ["plan", "--cluster", str(CLUSTER), "--sequences", str(lengths), "--", *FLAGS]
+    assert main([*command, *learned, "4096"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "120,000 tokens, and the model learns 4,096 positions: training refuses it" in said
+    assert main([*command, *learned, "120000"]) == 0
+    assert "training refuses" not in capsys.readouterr().err

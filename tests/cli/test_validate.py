@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron_hetero.cli.main import main
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.planner.api import plan_and_explain
 from tests.cli.example import CLUSTER
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/one-workstation/llama-1.5b.flags"
@@ -96,6 +99,23 @@ def test_validate_says_when_the_cluster_is_another(plan_path: Path, tmp_path: Pa
     other.write_text(text.replace("30 us", "31 us"))
     assert main(["validate", str(plan_path), "--cluster", str(other)]) == 0
     assert "note: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("names_its_file", "made_for"), [(True, True), (False, None)])
+def test_an_unchanged_file_is_not_called_changed(
+    names_its_file: bool, made_for: bool | None, tmp_path: Path, capsys
+) -> None:
+    """`plan --without` leaves machines out of the plan, and does not change the file; the plan of a
+    layout names no file."""
+    workload = load_workload(EXAMPLE, ["--num-layers", "2", "--hidden-size", "512"])
+    cluster = load_cluster(CLUSTER)
+    plan = plan_and_explain(cluster.without(["rtx-0"]), workload, strategy="symmetric")[0]
+    path = tmp_path / "plan.json"
+    save_plan(plan if names_its_file else replace(plan, inputs={}), path)
+    assert main(["validate", str(path), "--cluster", CLUSTER, "--json"]) == 0
+    said = capsys.readouterr()
+    assert "note" not in said.err
+    assert json.loads(said.out)["made_for_cluster"] is made_for
 
 
 def test_validate_refuses_hardware_that_is_not_there(

@@ -125,10 +125,11 @@ def cluster_hash(cluster: Cluster) -> str:
     """Hash (sha256) the content of a cluster, however its file is written.
 
     The order of keys, of nodes and of names in a limit does not count, nor does a unit ("25 Gb/s"
-    is "3.125 GB/s"), nor whether a number came from the catalogue or from the file.
+    is "3.125 GB/s"), nor whether a number came from the catalogue or from the file, nor limits that
+    are not the file's (`plan --without`).
     """
     # The summary of links does not depend on how classes and pairs are written.
-    limits, links = cluster.limits, cluster.link_summary
+    limits, links = cluster.file_limits or cluster.limits, cluster.link_summary
     return content_hash(
         {
             "nodes": {n.name: _node_content(n) for n in cluster.nodes},

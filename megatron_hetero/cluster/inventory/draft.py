@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from megatron_hetero.cluster.catalogue import sheet_link
+from megatron_hetero.cluster.file.schema import MAX_NODES
 from megatron_hetero.cluster.makers import Library
 from megatron_hetero.cluster.nvlink import nvlink_curve
 from megatron_hetero.errors import ClusterError
@@ -138,6 +140,27 @@ class Inventory:
 
     nodes: tuple[NodeDraft, ...]
     notes: tuple[str, ...] = ()
+
+
+def check_machines(nodes: Sequence[NodeDraft], source: str) -> None:
+    """Refuse a list of machines that no cluster file can hold, before such a file is written.
+
+    Args:
+        source: where the list comes from, for the message.
+    Raises:
+        ClusterError: two machines have one name, or there are more than a file may have.
+    """
+    twice = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
+    if twice:
+        raise ClusterError(
+            f"{source}: {len(twice)} of the machines {'are' if len(twice) > 1 else 'is'} there "
+            f'more than once ("{twice[0]}"); every machine needs a name of its own'
+        )
+    if len(nodes) > MAX_NODES:
+        raise ClusterError(
+            f"{source}: {len(nodes)} machines with GPUs; a cluster file has at most {MAX_NODES}. "
+            "Leave out those that the job does not get."
+        )
 
 
 def link_guess(gpu: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from megatron_hetero.cluster.file.schema import MAX_NODES
 from megatron_hetero.cluster.inventory.card_names import CardNames, num_taken
 from megatron_hetero.cluster.inventory.draft import (
     CardsDraft,
@@ -32,7 +33,6 @@ _MEANS = {
 _ACCELERATOR = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9. -]{0,63})(?::(?P<count>[0-9.]{1,8}))?")
 _OF_MACHINES = ("name", "num_nodes", "resources", "accelerators", "run")
 """Keys that a cluster file has a place for, and the command, which `launch` writes itself."""
-_MAX_NODES = 8192
 
 
 def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inventory:
@@ -59,8 +59,6 @@ def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inve
     # One kind of machine for each task; sites only where the tasks have several.
     for number, task in enumerate(tasks):
         made = _nodes(task, number, task.site if len(sites) > 1 else "main", names, taken)
-        if len(nodes) + len(made) > _MAX_NODES:
-            _fail(task.document, ("num_nodes",), f"more than {_MAX_NODES} nodes in all")
         nodes += made
         notes += task.notes
         if task.left:
@@ -153,7 +151,7 @@ def _nodes(
     num_nodes = 1 if num_nodes is None else num_nodes
     # `True` is an integer to Python.
     is_number = isinstance(num_nodes, int) and not isinstance(num_nodes, bool)
-    if not is_number or not 1 <= num_nodes <= _MAX_NODES:
+    if not is_number or not 1 <= num_nodes <= MAX_NODES:
         hint = (
             ": SkyPilot fills in no variable there; write the number"
             if isinstance(num_nodes, str) and "$" in num_nodes
@@ -162,7 +160,7 @@ def _nodes(
         _fail(
             document,
             ("num_nodes",),
-            f"{repr(num_nodes)[:40]} is not a number of nodes, 1 to 8192{hint}",
+            f"{repr(num_nodes)[:40]} is not a number of nodes, 1 to {MAX_NODES}{hint}",
         )
     where = document.locate(task.keypath)
     gpu, described = names.find(where, task.name)

@@ -89,7 +89,8 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = 
             raise ClusterError(f"{where}: NodeName: {error}") from None
         gres = _first(_GRES, block)
         # (count, type) of each kind of GPU that the node has.
-        kinds = [(int(m["count"]), m["type"] or "gpu") for m in _GPUS.finditer(gres)]
+        found = list(_GPUS.finditer(gres))
+        kinds = [(int(m["count"]), m["type"] or "gpu") for m in found if int(m["count"])]
         state = _first(_STATE, block).upper()
         # Leave out nodes that are down, and nodes without GPUs.
         # A node that is down and has no GPUs is no loss worth a note.
@@ -98,7 +99,7 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = 
             continue
         if not kinds:
             # A Gres that names GPUs in another form must not pass for a node without.
-            if re.search(r"(?:^|,)gpu\b", gres):
+            if not found and re.search(r"(?:^|,)gpu\b", gres):
                 raise ClusterError(
                     f"{where}: node {name}: Gres={gres[:80]!r} names GPUs in a way that is not "
                     "known here; it should be like gpu:a100:4"

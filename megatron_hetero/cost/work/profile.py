@@ -101,6 +101,7 @@ class ProfileModel(_Strict):
 
 
 NOT_MEASURED = MeasuredType()
+_SIZES = tuple(ShapeModel.model_fields)
 
 
 class PointKey(NamedTuple):
@@ -241,7 +242,8 @@ def load_profile(path: Path | str) -> Profile:
 
     Raises:
         FileFormatError: the file cannot be read as JSON.
-        ProfileError: unknown keys, impossible values, or a point measured twice.
+        ProfileError: unknown keys, impossible values (a layer that takes no time), or a point
+            measured twice.
     """
     document = read_json(path)
     model = validate_document(document, ProfileModel, ProfileError)
@@ -261,6 +263,12 @@ def load_profile(path: Path | str) -> Profile:
                 f"({point.gpu}, {point.piece}, TP {point.tensor_parallel}, micro-batch "
                 f"{point.micro_batch_size}); keep one of them"
             )
+        if point.piece == "decoder_layer" and not (point.forward_s and point.backward_s):
+            raise ProfileError(
+                f"{document.locate(('points', index))}: points[{index}] says that a pass of a "
+                f"decoder layer takes 0 s on {point.gpu}; write what was measured, in seconds, or "
+                "leave the point out"
+            )
         by_size[point.micro_batch_size] = PassTimes(point.forward_s, point.backward_s)
     gpus = {named_exactly(name) or name: found for name, found in model.gpus.items()}
     if len(gpus) < len(model.gpus):
@@ -279,22 +287,4 @@ def profile_json_schema() -> dict[str, object]:
 
 
 def _shape_key(shape: ModelSpec | ShapeModel) -> tuple[int, ...]:
-    # All sizes on which a piece's time depends, in the order of `ShapeModel`.
-    return (
-        shape.hidden_size,
-        shape.ffn_hidden_size,
-        shape.num_attention_heads,
-        shape.num_query_groups,
-        shape.seq_length,
-        shape.vocab_size,
-        int(shape.gated_mlp),
-        shape.num_experts,
-        shape.moe_router_topk,
-        shape.moe_ffn_hidden_size,
-        shape.moe_shared_expert_intermediate_size,
-        shape.q_lora_rank,
-        shape.kv_lora_rank,
-        shape.qk_head_dim,
-        shape.qk_pos_emb_head_dim,
-        shape.v_head_dim,
-    )
+    return tuple([int(getattr(shape, name)) for name in _SIZES])

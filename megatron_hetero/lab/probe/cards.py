@@ -70,7 +70,8 @@ def chosen_cards(
     """The cards to measure as type `gpu`: those at `places`, or those that are of it.
 
     A name of the catalogue has to be the driver's; a name that the user gave to a type of their own
-    can be any card's, so that the cards have to be of one kind, or named.
+    can be any card's, so that the cards have to be of one kind, or named; without cards it is the
+    CPU's.
 
     Raises:
         UsageError: a place without a card, unlike cards, or nothing says which are meant.
@@ -83,6 +84,13 @@ def chosen_cards(
         chosen = cards_at(cards, places)
     else:
         chosen = tuple(c for c in cards if not is_known or names_match(gpu, c.name))
+    # Times of a CPU under the name of a GPU would pass for this GPU's in every plan.
+    if is_known and not cards:
+        raise EnvironmentMismatchError(
+            f"--gpu {gpu}: torch sees no GPU on this machine (`nvidia-smi` and "
+            f"{_variable()} say whether it has one). Run probe on a machine with {gpu}, or plan "
+            "without --profile. A name of your own measures this CPU: --gpu my-cpu."
+        )
     if cards and not chosen:
         raise EnvironmentMismatchError(
             f"--gpu {gpu}: this machine has none; it has {_words(cards)}. Give the type of one of "

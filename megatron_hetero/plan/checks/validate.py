@@ -37,17 +37,26 @@ def validate_plan(plan: Plan, cluster: Cluster | None = None, source: str = "") 
         raise PlanFormatError(text + _which_changed(plan, cluster, source))
 
 
-def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
-    """Tell whether the plan or the cluster has changed since the plan was made."""
+def is_made_for(plan: Plan, cluster: Cluster) -> bool | None:
+    """Return whether the plan was made for this content of a cluster file; None if the plan names
+    none, as a plan of a layout."""
     # Imported here: most checks need none of the modules that read cluster files.
     from megatron_hetero.cluster.file.description import cluster_hash
 
-    # A plan that is broken by itself needs no comparison with the cluster.
     made_for = plan.inputs.get("cluster")
-    if cluster is None or made_for is None or first_violations(plan):
+    return None if made_for is None else made_for == cluster_hash(cluster)
+
+
+def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
+    """Tell whether the plan or the cluster has changed since the plan was made."""
+    # A plan that is broken by itself needs no comparison with the cluster.
+    if cluster is None or first_violations(plan):
+        return ""
+    made_for = is_made_for(plan, cluster)
+    if made_for is None:
         return ""
     name, cluster_name = source or "the plan", cluster.source or "the cluster file"
-    if made_for == cluster_hash(cluster):
+    if made_for:
         return f"\n({cluster_name} is what the plan was made for: {name} was changed since.)"
     return (
         f"\n({cluster_name} is not what the plan was made for: it was changed since, or is another "

@@ -232,6 +232,8 @@ def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
         return f"without forwards launched ahead {why}" if _lacks_counts(other, best) else why
     if problem.objective.name == "fewest-gpus":
         return f"it takes {more - least:.0f} more GPUs"
+    if not least:  # on machines at no price
+        return "its tokens cost money"
     return f"its tokens cost {more / least - 1:.1%} more"
 
 

@@ -146,5 +146,7 @@ def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
     step = f"a step {format_duration(abs(longer_s))} {'longer' if longer_s >= 0 else 'shorter'}"
     if problem.objective.name == "fewest-gpus":
         return "the deadline is kept without it"
+    if not best.standing.value:  # on machines at no price
+        return f"in the best place tried it makes {step}, and tokens, which are free, cost money"
     dearer = tried.standing.value / best.standing.value - 1
     return f"in the best place tried it makes {step} and a token {dearer:.1%} dearer"

@@ -103,12 +103,14 @@ def _with_bound(
 
 
 def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterator[Plan]:
-    """Yield nearly as fast plans of other shapes, if the objective compares plans by step time."""
+    """Yield nearly as fast plans of other shapes that keep the limits as well, if the objective
+    compares plans by step time."""
     if problem.objective.name != "throughput":
         return
     most_s = (1 + USUAL_PART) * best.step_time_s
     for candidate in distinct(board.ranking_of_all)[:NUM_NEAR]:
-        if candidate.placement != best.placement and candidate.step_time_s <= most_s:
+        is_near = candidate.step_time_s <= most_s and candidate.standing <= best.standing
+        if is_near and candidate.placement != best.placement:
             yield bare_plan(problem, candidate, idle_reasons(problem, candidate))
 
 

@@ -20,6 +20,7 @@ from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.hanging import Hanging
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.written import bare_plan
+from megatron_hetero.planner.objective import Standing
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import num_simulated, queued, sharing_replicas
 
@@ -57,18 +58,19 @@ class Rescorer:
         # What a search has simulated may be far behind in the order of the cost model.
         for found, candidate in self.board.simulated:
             about[_key(candidate)] = found, candidate
+        is_near, crowded = self._is_near, self._crowded
         waiting = [c for c in distinct(ranking) if _key(c) not in about]
         # A part of each candidate's queues tells which ones to simulate whole.
         for _ in range(_MAX_SIMULATED):
             # Only candidates near the best so far, the most promising first.
-            least_s = min((found.step_time_s for found, _ in about.values()), default=inf)
+            soonest = min((found for found, _ in about.values()), key=_standing, default=None)
             # Without queues a step is never longer: who is behind so stays behind.
-            waiting = [c for c in waiting if c.step_time_s <= NEAR * least_s]
+            waiting = [c for c in waiting if is_near(c, soonest)]
             if not waiting:
                 break
             # Queues so far say how much contention costs.
             crowding = _crowding(list(about.values()))
-            candidate = min(waiting, key=lambda c: c.step_time_s * (1 + crowding * c.contention))
+            candidate = min(waiting, key=lambda c: crowded(c, crowding))
             if about and not self.may_simulate(candidate, SHORT):
                 break
             waiting.remove(candidate)
@@ -77,8 +79,7 @@ class Rescorer:
         simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
         self._left = _MAX_MESSAGES
         for found, candidate in sorted(about.values(), key=lambda pair: pair[0].key):
-            least_s = min((c.step_time_s for c in simulated.values()), default=inf)
-            if found.step_time_s > NEAR * least_s:
+            if not is_near(found, min(simulated.values(), key=_standing, default=None)):
                 break
             if not simulated or self.may_simulate(candidate):
                 simulated[_key(candidate)] = self.with_queues(candidate)
@@ -86,10 +87,10 @@ class Rescorer:
         rescored = sorted(simulated.values(), key=lambda candidate: candidate.key)
         # Further ahead none is faster than the cost model says: those that promise most may gain,
         # however long they wait as they are.
-        rest = [key for key, (_, c) in about.items() if c.step_time_s < rescored[0].step_time_s]
+        rest = [key for key, (_, c) in about.items() if _standing(c) < _standing(rescored[0])]
         rest.sort(key=lambda key: about[key][1].key)
-        soonest = [_key(c) for c in rescored[:_NUM_FURTHER]]
-        for key in dict.fromkeys((*soonest, *rest[:_NUM_FURTHER])):
+        firsts = [_key(c) for c in rescored[:_NUM_FURTHER]]
+        for key in dict.fromkeys((*firsts, *rest[:_NUM_FURTHER])):
             of = simulated.get(key, about[key][0])
             for further in self.further_ahead(of):
                 if not self.may_simulate(further):
@@ -108,14 +109,35 @@ class Rescorer:
         rescored: list[Candidate] = []
         ranking = self.board.ranking_of_stock if self.costs.has_variants else ()
         for candidate in ranking[:_MAX_STOCK]:
-            # Stock placements come best first: further ones are slower even before queues.
-            if rescored and candidate.step_time_s > min(c.step_time_s for c in rescored):
+            # Stock placements come best first: further ones are worse even before queues.
+            if rescored and _standing(candidate) > min(map(_standing, rescored)):
                 break
             if rescored and not self.may_simulate(candidate):
                 break
             rescored.append(self.with_queues(candidate))
         best = min(rescored, key=lambda candidate: candidate.key, default=self.board.best_stock)
         return best if best is not None and best.keeps_limits else None
+
+    def _is_near(self, one: Candidate, best: Candidate | None) -> bool:
+        """Return whether a candidate may be better than the best so far, once it is priced more
+        exactly: by the limits first, then by the objective's measure."""
+        if best is None or one.standing.excess != best.standing.excess:
+            return best is None or one.standing.excess < best.standing.excess
+        value, least = one.standing.value, best.standing.value
+        # Money grows with the step; numbers of GPUs do not.
+        if self._is_by_money and least:
+            return value <= NEAR * least
+        return value < least or (value == least and one.step_time_s <= NEAR * best.step_time_s)
+
+    def _crowded(self, one: Candidate, crowding: float) -> tuple[Standing, float]:
+        """Return how a candidate would stand if its queues were as long as those seen."""
+        longer = 1 + crowding * one.contention
+        value = one.standing.value * (longer if self._is_by_money else 1)
+        return Standing(one.standing.excess, value), one.step_time_s * longer
+
+    @property
+    def _is_by_money(self) -> bool:
+        return self.board.problem.objective.name == "cheapest"
 
     def sends_as_stock(self, candidate: Candidate) -> bool:
         """Return whether the candidate is priced with stock Megatron's waits for sends."""
@@ -240,6 +262,11 @@ def _crowding(simulated: Sequence[tuple[Candidate, Candidate]]) -> float:
     crowded = [(found, c) for found, c in simulated if c.contention > 0]
     longer = [(found.step_time_s / c.step_time_s - 1) / c.contention for found, c in crowded]
     return sum(longer) / len(longer) if longer else 0.0
+
+
+def _standing(candidate: Candidate) -> tuple[Standing, float]:
+    """Return how a candidate stands, then its seconds: by these alone where only speed counts."""
+    return candidate.standing, candidate.step_time_s
 
 
 def _key(candidate: Candidate) -> tuple[Placement, RankOrder | None]:

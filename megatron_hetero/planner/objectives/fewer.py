@@ -21,6 +21,10 @@ from megatron_hetero.planner.objectives.node_pools import (
 )
 from megatron_hetero.planner.strategy import Strategy
 
+_NUM_ANYWAY = 4
+"""Most promising selections, planned whatever the whole cluster's slack makes of the promises: a
+cluster on slow links may lose far more than one of its machines by itself."""
+
 CoarseKey = tuple[Standing, float]
 MakeStrategies = Callable[[], Sequence[Strategy]]
 
@@ -47,7 +51,7 @@ class FewerMachines:
         search = _Search(board)
         # The most promising selections are planned quickly, then the best of them are varied.
         ranked = search.ranked(some_selections(search.pools, MAX_SELECTIONS))
-        search.quickly(ranked, self.max_searches)
+        search.quickly(ranked, self.max_searches, num_anyway=_NUM_ANYWAY)
         search.climb(self.max_searches)
         for selection in search.worth_more(self.num_thorough):
             search.plan(selection, self.thorough())
@@ -90,15 +94,24 @@ class _Search:
     def may_win(self, selection: Selection) -> bool:
         """Return whether the selection is likely to beat the board's best: steps are longer than
         promised, if less so on fewer machines."""
-        best = self.board.wanted
-        # The root, because fewer machines lose less than the whole cluster does.
-        return best is None or self.key(selection, sqrt(self.slack)) < best.coarse_key
+        # The root, because fewer machines lose less than the whole cluster does; plans that were
+        # found on some may show that these lose less still.
+        seen = [key[1] / self.promise(s).step_s for s, key in self.found.items() if key]
+        return self._may_win(selection, min([sqrt(self.slack), *seen]))
 
-    def quickly(self, selections: Iterable[Selection], most: int) -> None:
-        """Plan on the first selections with a chance to win."""
+    def _may_win(self, selection: Selection, slack: float) -> bool:
+        best = self.board.wanted
+        return best is None or self.key(selection, slack) < best.coarse_key
+
+    def quickly(self, selections: Iterable[Selection], most: int, num_anyway: int = 0) -> None:
+        """Plan on the first selections with a chance to win, and on the first `num_anyway` of those
+        whose promises do not rule them out."""
         for selection in selections:
-            if most and selection not in self.found and self.may_win(selection):
-                most -= 1
+            if not most or selection in self.found:
+                continue
+            is_first = num_anyway > 0 and self._may_win(selection, 1.0)
+            if is_first or self.may_win(selection):
+                most, num_anyway = most - 1, num_anyway - is_first
                 self.plan(selection, [Columns()])
 
     def climb(self, most: int) -> None:

@@ -12,6 +12,7 @@ from itertools import product
 from math import inf, prod
 
 from megatron_hetero.bounds.chains.kinds import group_widths
+from megatron_hetero.bounds.space import relaxed
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.cost.price import Price
@@ -78,8 +79,10 @@ def node_pools(problem: Problem) -> tuple[NodePool, ...]:
     objective = problem.objective
     # GPUs are counted one by one where their number is the objective.
     whole = objective.needs_prices(problem.cluster) and objective.name != "fewest-gpus"
+    # Prices that those of no plan are below, one list for each size and recompute.
+    least = relaxed(problem.costs)
     priced = [
-        (size, problem.costs.variant(micro_batch_size=size, recompute=recompute))
+        (size, least.variant(micro_batch_size=size, recompute=recompute))
         for size in micro_batch_sizes(problem.costs)
         for recompute in recomputes(problem.costs)
     ]
@@ -90,16 +93,17 @@ def node_pools(problem: Problem) -> tuple[NodePool, ...]:
             num_islands = len(problem.cluster.machines[node.machine])
             key = node.price_per_hour, node.gpu_price_per_hour, num_islands
             by_price.setdefault(key, []).append(node)
-        times_s = {
-            (w, size): costs.pieces(kind.node, w, rows).layer.total_s
+        # Width, sequences and seconds of a layer for a micro-batch.
+        times_s = [
+            (w, size, costs.pieces(kind.node, w, rows).layer.total_s)
             for size, costs in priced
             for w in group_widths(costs, kind.node, uneven=True)
             if w <= kind.num_gpus
-        }
+        ]
         for (price, _, num_islands), nodes in by_price.items():
             unit = kind.num_gpus if whole and price is not None else 1
-            layer_gpu_s = min(w * time_s / size for (w, size), time_s in times_s.items())
-            least_s = min(times_s.values())
+            layer_gpu_s = min(w * time_s / size for w, size, time_s in times_s)
+            least_s = min(time_s for _, _, time_s in times_s)
             pools.append(
                 NodePool(tuple(nodes), kind.num_gpus, unit, layer_gpu_s, least_s, num_islands)
             )

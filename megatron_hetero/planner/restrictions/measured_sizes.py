@@ -13,11 +13,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.units import format_duration
 
 _SETTING = "micro_batch_size"
+_FAR_OFF = 10
+"""Measured over predicted seconds, or the inverse, that no card explains."""
 
 
 class HeldCluster(NamedTuple):
@@ -52,11 +56,17 @@ def held_to_measured_sizes(
         )
     limits = replace(cluster.limits, as_given=(*cluster.limits.as_given, _SETTING))
     return HeldCluster(
-        replace(cluster, limits=limits),
+        cluster.limited(limits),
         f"Only micro-batch size {own} was compared: the profile has no other of "
         f"{', '.join(sorted(found))}. Measure more (probe --micro-batch-sizes {own},{2 * own}), or "
         "--scale-profile lets the cost model say how they differ",
     )
+
+
+def profile_words(cluster: Cluster, workload: Workload, profile: Profile | None) -> tuple[str, ...]:
+    """Say what is missing in a profile for a job in its precision, and what cannot be right."""
+    said = (words(cluster, workload, profile) for words in (unmeasured_words, far_off_words))
+    return tuple(filter(None, said))
 
 
 def unmeasured_words(cluster: Cluster, workload: Workload, profile: Profile | None) -> str:
@@ -84,6 +94,32 @@ def unmeasured_words(cluster: Cluster, workload: Workload, profile: Profile | No
     return (
         f"The profile has no layer of this model in {workload.training.precision} of "
         f"{', '.join(found)}: the catalogue prices it. Measure it (probe --gpu)"
+    )
+
+
+def far_off_words(cluster: Cluster, workload: Workload, profile: Profile | None) -> str:
+    """Say which measured layers take far more or less than the cost model predicts, as times in
+    another unit do; empty where none does."""
+    if profile is None:
+        return ""
+    found, (measured, modelled) = [], (CostModel(cluster, workload, p) for p in (profile, None))
+    for node in {node.gpu_type.name: node for node in cluster.nodes}.values():
+        if not profile.layer_sizes(workload, node.gpu_type.name):
+            continue
+        is_s, would_s = (
+            costs.pieces(node, 1, workload.model.vocab_size).layer.total_s
+            for costs in (measured, modelled)
+        )
+        if not would_s / _FAR_OFF <= is_s <= would_s * _FAR_OFF:
+            found.append(
+                f"{node.gpu_type.name} ({format_duration(is_s)}, predicted "
+                f"{format_duration(would_s)})"
+            )
+    if not found:
+        return ""
+    return (
+        f"The profile's layer, forward and backward, is over {_FAR_OFF} times off the prediction "
+        f"on {', '.join(found)}: are its times seconds, and of this model on this card?"
     )
 
 

@@ -174,6 +174,13 @@ def test_measured_bytes_of_libraries_change_the_estimate_by_as_much(tmp_path: Pa
     assert measured.base["libraries"] - usual.base["libraries"] == due
 
 
+@pytest.mark.parametrize("pass_", ["forward_s", "backward_s"])
+def test_a_layer_that_takes_no_time_is_refused(pass_: str, tmp_path: Path) -> None:
+    """It ended in a division by zero."""
+    with pytest.raises(ProfileError, match=r"points\[0\] says .* takes 0 s on FAST"):
+        load_profile(write(tmp_path / "p.json", point() | {pass_: 0.0}))
+
+
 def test_a_point_measured_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"points\[1\] repeats"):
         load_profile(write(tmp_path / "profile.json", point(), point()))

@@ -38,7 +38,7 @@ def test_a_type_is_measured_on_its_own_cards_alone() -> None:
     assert only(chosen_cards(CARDS, "RTX-3090", None)) == {"CUDA_VISIBLE_DEVICES": "1,2"}
     assert only(chosen_cards(CARDS, "RTX-3090", [2])) == {"CUDA_VISIBLE_DEVICES": "2"}
     assert only(chosen_cards(CARDS, "my-4090", [1])) == {"CUDA_VISIBLE_DEVICES": "0"}
-    assert chosen_cards((), "RTX-4090", None) == (), "a CPU stands for any type"
+    assert chosen_cards((), "my-cpu", None) == (), "a CPU stands for a type of the user's own"
     alike = [card for card in CARDS if card.name == RTX_3090]
     assert chosen_cards(alike, "my-3090", None) == tuple(alike)
 
@@ -58,6 +58,11 @@ def test_what_is_not_one_type_is_refused(
 ) -> None:
     with pytest.raises(kind, match=words):
         chosen_cards(CARDS, gpu, places)
+
+
+def test_a_cpu_is_not_measured_under_the_name_of_a_gpu() -> None:
+    with pytest.raises(EnvironmentMismatchError, match=r"sees no GPU .* --gpu my-cpu"):
+        chosen_cards((), "RTX-4090", None)
 
 
 def test_no_card_where_torch_sees_none() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.price import Price
 from megatron_hetero.planner.objective import Objective
@@ -156,6 +157,17 @@ def test_no_placement_on_a_selection_beats_its_promise(names: str, free: bool) -
     for placement in all_placements(costs.cluster, WORKLOAD, costs):
         if len(list(placement.devices())) == promised.num_gpus:
             assert costs.placement(placement).step_time_s >= promised.step_s * (1 - 1e-9)
+
+
+def test_a_promise_is_of_the_recompute_that_takes_least() -> None:
+    """It was of full recompute wherever plans may choose: a third too long, and no bound."""
+    problem = problem_of(replace(priced(BOXES, gpu=1.0), limits=FREE), "cheapest")
+    rows = WORKLOAD.model.vocab_size
+    for one in node_pools(problem):
+        for size in micro_batch_sizes(problem.costs):
+            costs = problem.costs.variant(micro_batch_size=size, recompute="none")
+            alone_s = costs.pieces(one.nodes[0], 1, rows).layer.total_s / size
+            assert one.layer_gpu_s <= alone_s * (1 + 1e-9)
 
 
 def test_a_restricted_problem_has_the_first_machines_alone() -> None:

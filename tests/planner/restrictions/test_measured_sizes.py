@@ -15,6 +15,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.restrictions.measured_sizes import (
+    far_off_words,
     held_to_measured_sizes,
     unmeasured_words,
 )
@@ -57,6 +58,17 @@ def test_a_size_that_is_not_the_jobs_is_refused(tmp_path: Path) -> None:
         held_to_measured_sizes(cluster, workload, profile_of(tmp_path, FAST=(4,)))
 
 
+@pytest.mark.parametrize(("times", "is_far"), [(1.0, False), (1e3, True), (1e-6, True)])
+def test_times_in_another_unit_are_named(times: float, is_far: bool, tmp_path: Path) -> None:
+    cluster, workload = make_cluster(("a", FAST, 1), ("b", SLOW, 1)), make_workload()
+    layer = CostModel(cluster, workload).pieces(cluster.nodes[0], 1, 1000).layer
+    seconds = {"forward_s": times * layer.forward_s, "backward_s": times * layer.backward_s}
+    profile = load_profile(write(tmp_path / "p.json", point() | seconds))
+    words = far_off_words(cluster, workload, profile)
+    assert ("FAST" in words and "seconds" in words) is is_far
+    assert "SLOW" not in words and far_off_words(cluster, workload, None) == ""
+
+
 def test_a_profile_of_another_card_precision_or_model_is_named(tmp_path: Path) -> None:
     cluster, workload = make_cluster(("a", FAST, 1), ("b", SLOW, 1)), make_workload()
     both = [point(), point(gpu="SLOW")]
@@ -85,7 +97,7 @@ def test_plan_compares_one_measured_size_unless_asked(tmp_path: Path, capsys) ->
     job = tmp_path / "job.flags"
     job.write_text(
         "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256\n"
-        "--max-position-embeddings 256 --vocab-size 1000 --bf16 --calculate-per-token-loss\n"
+        "--max-position-embeddings 256 --vocab-size 1000 --calculate-per-token-loss\n"
         "--micro-batch-size 1 --global-batch-size 16\n"
     )
     measured = [
@@ -100,5 +112,7 @@ def test_plan_compares_one_measured_size_unless_asked(tmp_path: Path, capsys) ->
             main(["plan", "--cluster", str(cluster), "--model", str(job), *profile, "--json"]) == 0
         )
         found = json.loads(capsys.readouterr().out)
+        # The job names no precision: the profile is asked in the one that the plan has.
+        assert not any("no layer of this model" in note for note in found["notes"])
         sizes[len(asked)] = any("Only micro-batch size 1" in note for note in found["notes"])
     assert sizes == {0: True, 1: False}
