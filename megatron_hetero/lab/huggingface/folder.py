@@ -58,7 +58,16 @@ class WeightFolder:
             return dict.fromkeys(file.keys(), SINGLE)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return self._name(name) in self._file_of
+
+    def _name(self, name: str) -> str:
+        """Return the folder's name of a tensor.
+
+        A folder of the model without its head has no prefix (`wte.weight` for
+        `transformer.wte.weight`), as that of OpenAI's GPT-2; transformers reads both.
+        """
+        bare = name.partition(".")[2]
+        return bare if name not in self._file_of and bare in self._file_of else name
 
     def __call__(self, name: str) -> torch.Tensor:
         """Read one tensor.
@@ -66,8 +75,9 @@ class WeightFolder:
         Raises:
             CheckpointError: the folder does not have it.
         """
-        if name not in self._file_of:
+        if name not in self:
             raise CheckpointError(f"{self._folder}: the weights lack {name}")
+        name = self._name(name)
         self._read.add(name)
         with _opened(self._folder / self._file_of[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)

@@ -378,6 +378,17 @@ def test_an_output_layer_that_is_not_the_embedding_is_not_dropped(tmp_path: Path
     job._check_tied_head(pieces, WeightFolder(folder_of(tmp_path / "tied", LLAMA, weights)))
 
 
+def test_a_folder_of_a_model_without_its_head_has_no_prefix(tmp_path: Path) -> None:
+    """OpenAI's own folder of GPT-2 is one."""
+    weights = gpt2_weights()
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    folder = WeightFolder(folder_of(tmp_path / "bare", GPT2, bare))
+    assert all(torch.equal(folder(name), tensor) for name, tensor in weights.items())
+    assert folder.never_read() == ()
+    with pytest.raises(CheckpointError, match=r"lack lm_head\.weight"):
+        folder("lm_head.weight")
+
+
 def test_a_file_that_was_not_copied_whole_is_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hf", LLAMA, llama_weights())
     file = folder / "model.safetensors"
