@@ -92,9 +92,10 @@ def _vocabulary(trained: Mapping[str, Any], described: Mapping[str, Any]) -> lis
         return []
     if wanted > rows:
         return [f"the checkpoint has {rows} rows of a vocabulary, config.json wants {wanted}"]
-    # A tokenizer's size is in no argument; then it is above the padded size less one multiple.
-    widths = trained.get("tensor_model_parallel_size") or 1
-    multiple = (trained.get("make_vocab_size_divisible_by") or 1) * widths
+    # A tokenizer's size is in no argument; then rows are padding up to one multiple, which all
+    # widths of a plan divide. The widths are rank 0's alone, the number of ranks bounds them.
+    num_ranks = trained.get("world_size") or 1
+    multiple = (trained.get("make_vocab_size_divisible_by") or 1) * num_ranks**2
     tokens = trained.get("vocab_size") or rows - multiple + 1
     if wanted < tokens:
         return [f"the checkpoint's vocabulary has at least {tokens} tokens, config.json's {wanted}"]

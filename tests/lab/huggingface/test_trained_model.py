@@ -20,7 +20,6 @@ MODEL: dict[str, Any] = {
     "padded_vocab_size": 128,
     "vocab_size": 101,
     "make_vocab_size_divisible_by": 128,
-    "tensor_model_parallel_size": 1,
     "max_position_embeddings": 32,
     "num_experts": None,
     "moe_router_topk": 2,
@@ -74,3 +73,5 @@ def test_a_vocabulary_whose_size_only_the_tokenizer_knew() -> None:
     trained = {**MODEL, "vocab_size": None, "padded_vocab_size": 256}
     assert differences_of(trained, {**DESCRIBED, "padded_vocab_size": 129}) == []
     assert differences_of(trained, {**DESCRIBED, "padded_vocab_size": 128})
+    # Rank 0 of a plan has width 1, and others width 2: 101 tokens are padded to 256 rows.
+    assert differences_of({**trained, "world_size": 3}, DESCRIBED) == []
