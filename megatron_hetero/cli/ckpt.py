@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import check_new_folder
 from megatron_hetero.cli.output import Output
-from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.errors import EXIT_RANK_DIED, EnvironmentMismatchError, UsageError
+from megatron_hetero.files import make_folder
 from megatron_hetero.model.huggingface.weight_families import families_in_words
 
 _FAMILIES = textwrap.fill(
@@ -66,19 +71,34 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             raise EnvironmentMismatchError(
                 f'{package} is not installed; pip install ".[runtime]" in a clone'
             )
-    # A process of its own, so that no GPU and no state of Megatron's is left here.
-    with output.progress(f"{arguments.action}ing weights"):
-        done = subprocess.run(
-            [sys.executable, "-m", "megatron_hetero.lab.huggingface.job", *words],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            check=False,
+    with _whole_folder(target) as passing:
+        words[2] = str(passing)
+        # A process of its own, so that no GPU and no state of Megatron's is left here.
+        with output.progress(f"{arguments.action}ing weights"):
+            done = subprocess.run(
+                [sys.executable, "-m", "megatron_hetero.lab.huggingface.job", *words],
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if done.returncode:
+            shutil.rmtree(passing)
+    if done.returncode < 0:
+        return output.failed(
+            "RankFailedError",
+            f"the process that converts was ended by signal {-done.returncode}; signal 9 is often "
+            "the system's for want of memory, which has to hold the whole model",
+            EXIT_RANK_DIED,
         )
     if done.returncode:
-        # A refusal is one line of ours; anything else is shown as it came.
-        errors = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
-        sys.stderr.write("\n".join(errors) + "\n" if errors else done.stderr)
+        # A refusal is the last line, as data; anything else is shown as it came.
+        last = done.stdout.rpartition("\n")[2]
+        if last.startswith("{"):
+            refusal = json.loads(last)
+            message = refusal["message"].replace(str(passing), str(target))
+            return output.failed(refusal["kind"], message, done.returncode)
+        sys.stderr.write(done.stderr)
         return done.returncode
     if arguments.json:
         output.json({"written": str(target), "count": int(done.stdout.split()[-1])})
@@ -87,3 +107,31 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         output.show(f"Written to {target}: safetensors and config.json")
     return 0
+
+
+@contextmanager
+def _whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder in `target` to write into: its files move up at the end, all or none.
+
+    Raises:
+        FileFormatError: one of the folders cannot be made.
+    """
+    is_new = not target.exists()
+    make_folder(target)
+    passing = target / f".unfinished-{os.getpid()}"
+    make_folder(passing)
+    try:
+        yield passing
+        if passing.is_dir():
+            # Last what readers look for first: a checkpoint's tracker, a model's config.json.
+            for path in sorted(passing.iterdir(), key=lambda p: (p.is_file(), p.name in _LAST)):
+                path.rename(target / path.name)
+    finally:
+        shutil.rmtree(passing, ignore_errors=True)
+        # A folder with something in it stays.
+        if is_new:
+            with suppress(OSError):
+                target.rmdir()
+
+
+_LAST = ("config.json", "latest_checkpointed_iteration.txt")

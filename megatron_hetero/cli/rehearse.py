@@ -21,7 +21,7 @@ from megatron_hetero.cli.plan_on_cluster import (
 )
 from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.errors import UsageError
-from megatron_hetero.files import write_json
+from megatron_hetero.files import check_writable, write_json
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.report.text.trials.rehearsal import rehearsal_report
 from megatron_hetero.schedule.simulator.trace import chrome_trace
@@ -95,6 +95,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Rehearse and report."""
     slow_ranks = dict(_slow_rank(text) for text in arguments.slow_rank)
     slow_links = [_slow_link(text) for text in arguments.slow_link]
+    # Fail on places that take no file before minutes of rehearsing.
+    if arguments.trace is not None:
+        check_writable(arguments.trace)
     # Dealt sequences have a run and a report of their own.
     if arguments.sequences is not None:
         sequences = importlib.import_module("megatron_hetero.cli.rehearse_sequences")

@@ -99,13 +99,15 @@ def to_flagscale(layout: Layout) -> str:
     # Stages of one width in a row are a mesh: tp cp ep dp pp.
     runs = [(width, len(list(stages))) for width, stages in groupby(widths)]
     numbers = [f"{width} 1 1 {len(layout.replicas)} {pp}" for width, pp in runs]
-    return " ".join(
-        (
-            "--enable-hetero",
-            f"{_MESHES} {' '.join(numbers)}",
-            f"{_SPLIT} {' '.join(str(stage.num_layers) for stage in first.stages)}",
-        )
-    )
+    flags = [
+        "--enable-hetero",
+        f"{_MESHES} {' '.join(numbers)}",
+        f"{_SPLIT} {' '.join(str(stage.num_layers) for stage in first.stages)}",
+    ]
+    # A size that the plan chose may be another than that of the job's own flags.
+    if first.micro_batch_size is not None:
+        flags.append(f"--micro-batch-size {first.micro_batch_size}")
+    return " ".join(flags)
 
 
 def cluster_text(hostfile: Path) -> str:

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -177,6 +178,7 @@ def apply(tree: SourceTree) -> None:
 
     Raises:
         UsageError: the tree has it already.
+        FileFormatError: the file cannot be written.
     """
     if tree.state == "patched":
         raise UsageError(f"{tree.path} is patched already; nothing was changed")
@@ -188,6 +190,7 @@ def revert(tree: SourceTree) -> None:
 
     Raises:
         UsageError: the tree does not have it.
+        FileFormatError: the file cannot be written.
     """
     if tree.state == "unpatched":
         raise UsageError(f"{tree.path} is not patched; nothing was changed")
@@ -214,14 +217,19 @@ def _rewrite(tree: SourceTree, *, backwards: bool) -> None:
             f"{release.patch} does not lead to the file it should; nothing was changed. "
             "The installation of megatron-hetero is damaged: install it again."
         )
-    # The new file replaces the old one in one step, with its mode.
-    beside = tree.path.with_name(f".{tree.path.name}.{os.getpid()}")
+    # The new file replaces the old one in one step, with its mode; a link to it stays a link.
+    target = Path(os.path.realpath(tree.path))
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         beside.write_bytes(result)
-        shutil.copymode(tree.path, beside)
-        os.replace(beside, tree.path)
-    finally:
-        beside.unlink(missing_ok=True)
+        shutil.copymode(target, beside)
+        os.replace(beside, target)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise FileFormatError(
+            f"{tree.path}: cannot be written: {error.strerror}. Nothing was changed."
+        ) from None
 
 
 def _sha256(data: bytes) -> str:

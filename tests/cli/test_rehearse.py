@@ -73,3 +73,13 @@ def test_link_terms_are_neither_predicted_nor_rehearsed(tmp_path: Path, capsys) 
 def test_faults_are_spelled(words: list[str], message: str, capsys) -> None:
     assert rehearse("--layout", "tp1:6,tp2:2,tp2:2 @4", *words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_places_that_take_no_file_are_refused_before_the_run(tmp_path: Path, capsys) -> None:
+    """The trace came after the rehearsal, whose result was lost with it."""
+    layout = ["--layout", "tp1:6,tp2:2,tp2:2 @4"]
+    assert rehearse(*layout, "--trace", str(tmp_path / "none" / "trace.json")) == 4
+    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert rehearse(*layout, "--keep", str(tmp_path / "file")) == 4
+    assert "file: the folder cannot be made: File exists" in capsys.readouterr().err

@@ -58,6 +58,12 @@ def words(flags: dict[str, str], **changes: str | None) -> list[str]:
     return found
 
 
+def test_flagscale_gets_the_micro_batch_size_that_the_plan_chose() -> None:
+    """The job's own flags may say another one, and the plan was made with this one."""
+    assert to_flagscale(parse_layout("tp1:3,tp1:2 @4x2")).endswith(" --micro-batch-size 2")
+    assert "micro-batch-size" not in to_flagscale(parse_layout("tp1:3,tp1:2 @4"))
+
+
 def test_hexiscales_script(tmp_path: Path, capsys) -> None:
     script = tmp_path / "train.sh"
     script.write_text(SCRIPT)

@@ -7,6 +7,7 @@ patches of its own.
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -61,6 +62,26 @@ def test_apply_and_revert_give_the_very_bytes(root: Path, capsys) -> None:
     assert main(["patch", str(root), "--revert"]) == 0
     assert script.read_bytes() == SCRIPT.encode()
     assert script.stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in root.iterdir()) == ["megatron", "pretrain_gpt.py"]
+
+
+def test_a_link_to_the_script_stays_a_link(root: Path, tmp_path: Path) -> None:
+    script, real = root / "pretrain_gpt.py", tmp_path / "elsewhere.py"
+    script.rename(real)
+    script.symlink_to(real)
+    assert main(["patch", str(root), "--apply"]) == 0
+    assert script.is_symlink()
+    assert real.read_bytes() == PATCHED.encode()
+
+
+def test_a_disk_that_takes_no_file(root: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*unused: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert main(["patch", str(root), "--apply"]) == 4
+    assert "cannot be written: Read-only file system" in capsys.readouterr().err
+    assert (root / "pretrain_gpt.py").read_bytes() == SCRIPT.encode()
     assert sorted(path.name for path in root.iterdir()) == ["megatron", "pretrain_gpt.py"]
 
 

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
-from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from typing import Any
 
 from megatron_hetero.errors import FileFormatError, UsageError
+from megatron_hetero.files import make_folder
 from megatron_hetero.lab.data.documents import Cut, TextDocument, documents
 from megatron_hetero.lab.data.encode import BYTES_VOCAB_SIZE, Encode, byte_tokens, tokenizer_of
+from megatron_hetero.runtime.job.local.jobs import RankFailedError
 from megatron_hetero.runtime.job.local.loading import preload
 
 _NUM_FAULTS_SHOWN = 5
@@ -47,7 +53,17 @@ class DataRequest:
 
     @property
     def data_path(self) -> Path:
-        """Return the value for `--data-path`, named as by Megatron-LM's `preprocess_data.py`."""
+        """Return the value for `--data-path`, named as by Megatron-LM's `preprocess_data.py`.
+
+        Raises:
+            UsageError: the prefix or the key cannot be part of a file's name.
+        """
+        if self.prefix.name in ("", ".."):
+            raise UsageError(
+                f"-o {self.prefix}: a folder; name the files: {self.prefix / 'corpus'}"
+            )
+        if "/" in self.key or "\0" in self.key:
+            raise UsageError(f"--key {self.key!r}: it is part of the files' names, so without a /")
         return self.prefix.with_name(f"{self.prefix.name}_{self.key}_document")
 
 
@@ -67,8 +83,10 @@ def write_data(request: DataRequest, say: Say = lambda done: None) -> Written:
 
     Raises:
         UsageError: a file is missing, the data set exists already, or the tokenizer is unknown.
-        FileFormatError: a document is bad and `request.strict` is set; or no document is good.
+        FileFormatError: a document is bad and `request.strict` is set; or no document is good; or
+            the data set cannot be written.
         EnvironmentMismatchError: the tokenizer's package is not installed.
+        RankFailedError: a worker was ended from outside.
     """
     # Fail on a missing file before hours of tokenizing.
     for path in request.files:
@@ -88,8 +106,10 @@ def write_data(request: DataRequest, say: Say = lambda done: None) -> Written:
     with _new_files(request.data_path) as (bin_path, idx_path):
         builder = IndexedDatasetBuilder(str(bin_path), dtype=DType.optimal_dtype(vocab_size))
         try:
-            for document, tokens in _tokenized(request, encode, say):
-                _add(builder, document, tokens, request, written)
+            # Closed at once after an error, so that no worker outlives it.
+            with closing(_tokenized(request, encode, say)) as found:
+                for document, tokens in found:
+                    _add(builder, document, tokens, request, written)
         finally:
             builder.data_file.close()
         if not written.num_documents:
@@ -131,7 +151,7 @@ def _add(
 
 def _tokenized(
     request: DataRequest, encode: Encode, say: Say
-) -> Iterator[tuple[TextDocument, list[int]]]:
+) -> Generator[tuple[TextDocument, list[int]]]:
     """Yield every document with its tokens, in file order, for any number of workers."""
     batches = batched(_all_documents(request, say), _BATCH)
     work = partial(_encoded, encode)
@@ -143,16 +163,40 @@ def _tokenized(
     # Forked, so that the tokenizer is there already; a closure need not be sent.
     global _work
     _work = work
-    with multiprocessing.get_context("fork").Pool(request.workers) as pool:
+    pool = ProcessPoolExecutor(
+        request.workers, multiprocessing.get_context("fork"), initializer=_end_with_parent
+    )
+    try:
         # A few batches ahead of the writer, not the whole of the files.
-        ahead: deque[AsyncResult[list[tuple[TextDocument, list[int]]]]] = deque()
+        ahead: deque[Future[list[tuple[TextDocument, list[int]]]]] = deque()
         # Results leave in the order in which batches go in, whatever the number of workers.
         for batch in batches:
-            ahead.append(pool.apply_async(_in_worker, (batch,)))
+            ahead.append(pool.submit(_in_worker, batch))
             if len(ahead) > 4 * request.workers:
-                yield from ahead.popleft().get()
+                yield from ahead.popleft().result()
         while ahead:
-            yield from ahead.popleft().get()
+            yield from ahead.popleft().result()
+    except BrokenProcessPool:
+        raise RankFailedError(
+            "a process that tokenizes was ended from outside, for example by the system for want "
+            f"of memory; nothing was written. Give fewer than --workers {request.workers}"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Let a worker end with its parent, and at Ctrl-C without a word: its parent says all."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def follow() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+        # A worker whose parent was killed would wait for work forever.
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 _work: Callable[[Sequence[TextDocument]], list[tuple[TextDocument, list[int]]]] | None = None
@@ -186,7 +230,7 @@ def _all_documents(request: DataRequest, say: Say) -> Iterator[TextDocument]:
             for document in documents(path, request.key, request.cut):
                 say(done + document.position)
                 yield document
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise FileFormatError(f"{path}: it cannot be read: {error}") from error
         done += path.stat().st_size
         say(done)
@@ -198,18 +242,24 @@ def _new_files(data_path: Path) -> Iterator[tuple[Path, Path]]:
 
     Raises:
         UsageError: one of the files exists already.
+        FileFormatError: they cannot be written.
     """
     targets = [data_path.with_name(f"{data_path.name}{end}") for end in (".bin", ".idx")]
     for target in targets:
         if target.exists():
             raise UsageError(f"{target} is there already; give another name, or remove it")
     # The names are hidden and this process's own, in the same folder, where a rename is atomic.
-    data_path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(data_path.parent)
     passing = [target.with_name(f".{os.getpid()}-{target.name}") for target in targets]
     try:
         yield passing[0], passing[1]
         for path, target in zip(passing, targets, strict=True):
             os.replace(path, target)
+    except OSError as error:
+        # Faults of the files that are read have become `FileFormatError` before.
+        raise FileFormatError(
+            f"{data_path}: cannot be written: {error.strerror or error}"
+        ) from None
     finally:
         for path in passing:
             path.unlink(missing_ok=True)

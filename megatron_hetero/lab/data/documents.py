@@ -38,7 +38,7 @@ def documents(path: Path, key: str, cut: Cut) -> Iterator[TextDocument]:
         key: key of the text in a line of JSON.
         cut: border between the documents of a plain text.
     Raises:
-        OSError: the file cannot be read; `EOFError` and `gzip.BadGzipFile` are possible too.
+        OSError: the file cannot be read; a broken .gz file also raises `EOFError` or `zlib.error`.
     """
     is_packed = path.suffix == ".gz"
     # The position is the raw file's: bytes of the unpacked stream have no place on the disk.

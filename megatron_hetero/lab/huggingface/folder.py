@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from megatron_hetero.errors import CheckpointError
@@ -52,11 +54,20 @@ class WeightFolder:
                 "pickles, which are not read; save the model as safetensors first."
             )
         # A single file lists its own tensors.
-        with safe_open(self._folder / SINGLE, framework="pt") as file:
+        with _opened(self._folder / SINGLE) as file:
             return dict.fromkeys(file.keys(), SINGLE)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return self._name(name) in self._file_of
+
+    def _name(self, name: str) -> str:
+        """Return the folder's name of a tensor.
+
+        A folder of the model without its head has no prefix (`wte.weight` for
+        `transformer.wte.weight`), as that of OpenAI's GPT-2; transformers reads both.
+        """
+        bare = name.partition(".")[2]
+        return bare if name not in self._file_of and bare in self._file_of else name
 
     def __call__(self, name: str) -> torch.Tensor:
         """Read one tensor.
@@ -64,15 +75,28 @@ class WeightFolder:
         Raises:
             CheckpointError: the folder does not have it.
         """
-        if name not in self._file_of:
+        if name not in self:
             raise CheckpointError(f"{self._folder}: the weights lack {name}")
+        name = self._name(name)
         self._read.add(name)
-        with safe_open(self._folder / self._file_of[name], framework="pt") as file:
-            return file.get_tensor(name)
+        with _opened(self._folder / self._file_of[name]) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
 
     def never_read(self) -> tuple[str, ...]:
         """Return the names of tensors that were not read."""
         return tuple(sorted(set(self._file_of) - self._read))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read: {error}. Its download or copy may not be complete"
+        ) from error
 
 
 def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], config: Path) -> int:
@@ -86,6 +110,8 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], conf
         config: the `config.json` to copy.
     Returns:
         The number of files.
+    Raises:
+        CheckpointError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts: list[list[str]] = []
@@ -93,7 +119,10 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], conf
     total = held_bytes = 0
 
     def flush() -> None:
-        save_file(held, folder / f"part-{len(parts)}.safetensors", metadata={"format": "pt"})
+        try:
+            save_file(held, folder / f"part-{len(parts)}.safetensors", metadata={"format": "pt"})
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{folder}: cannot be written: {error}") from error
         parts.append(sorted(held))
         held.clear()
 
@@ -118,7 +147,5 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], conf
         weight_map = {t: names[i] for i, part in enumerate(parts) for t in part}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-    # The user may export into the folder of that very config.json.
-    if config.resolve() != (folder / "config.json").resolve():
-        shutil.copyfile(config, folder / "config.json")
+    shutil.copyfile(config, folder / "config.json")
     return len(parts)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from megatron_hetero.errors import CheckpointError, HeteroError
 from megatron_hetero.files import read_json
 from megatron_hetero.lab.huggingface.families import MappedParameter, pieces_of
 from megatron_hetero.lab.huggingface.folder import WeightFolder, write_folder
+from megatron_hetero.lab.huggingface.trained_model import check_same_model
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.stock import StockJob
@@ -31,8 +34,11 @@ from megatron_hetero.runtime.job.world import World
 WithModel = Callable[[list[Any]], None]
 
 
-class _DoneError(Exception):
-    """Exit from Megatron's `pretrain` once the model is built and has been used."""
+class _DoneError(SystemExit):
+    """Exit from Megatron's `pretrain` once the model is built and has been used.
+
+    The job takes it for a good end, at which a save that failed becomes an error.
+    """
 
 
 def import_weights(source: Path, checkpoint: Path) -> int:
@@ -41,10 +47,11 @@ def import_weights(source: Path, checkpoint: Path) -> int:
     Returns:
         The number of parameters written.
     Raises:
-        HeteroError: the family cannot be converted, or a tensor is missing or of another shape.
+        HeteroError: the family cannot be converted, a tensor is missing or of another shape, or
+            the checkpoint cannot be written.
     """
     config_path = source / "config.json"
-    pieces = pieces_of(read_json(config_path).data)
+    pieces = _pieces_of(config_path)
     weights = WeightFolder(source)
 
     def fill_and_save(model: list[Any]) -> None:
@@ -55,6 +62,7 @@ def import_weights(source: Path, checkpoint: Path) -> int:
 
         save_without_a_server()
         _fill(_parameters(model), pieces, weights)
+        _name_as_transformer_engine(model)
         checkpoint_metadata.apply()
         save_checkpoint(0, model, None, None, 0, release=True)
 
@@ -70,12 +78,21 @@ def export_weights(checkpoint: Path, target: Path, config_path: Path) -> int:
     Raises:
         HeteroError: the family cannot be converted, or the checkpoint is another model's.
     """
-    pieces = pieces_of(read_json(config_path).data)
+    pieces = _pieces_of(config_path)
     written: list[int] = []
 
     def load_and_write(model: list[Any]) -> None:
+        from megatron.training import get_args
+        from megatron.training.checkpointing import checkpoint_exists
         from megatron.training.training import load_checkpoint
 
+        from megatron_hetero.runtime.state.choosing import sound_step
+
+        # The newest or none: an older one in its place would be taken for the newest.
+        args = get_args()
+        if checkpoint_exists(args.load):
+            sound_step(Path(args.load), None, may_fall_back=False)
+            check_same_model(args)
         load_checkpoint(model, None, None, strict=True)
         tensors = _their_tensors(_parameters(model), pieces)
         written.append(write_folder(target, tensors, config_path))
@@ -84,6 +101,15 @@ def export_weights(checkpoint: Path, target: Path, config_path: Path) -> int:
     flags = [f"--load={checkpoint}", "--finetune", "--exit-on-missing-checkpoint"]
     _with_model(config_path, flags, load_and_write)
     return written[0]
+
+
+_BATCH = ("--micro-batch-size=1", "--global-batch-size=1")
+
+
+def _pieces_of(config_path: Path) -> tuple[MappedParameter, ...]:
+    # The reader of configurations says in words what is missing or misspelt.
+    load_workload(config_path, [*_BATCH, "--seq-length=1"])
+    return pieces_of(read_json(config_path).data)
 
 
 def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None:
@@ -103,8 +129,7 @@ def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None
     config = read_json(config_path).data
     # GPT-2's config has the older name `n_positions`.
     length = config.get("max_position_embeddings") or config["n_positions"]
-    batch = ["--micro-batch-size=1", "--global-batch-size=1", f"--seq-length={length}"]
-    described = load_workload(config_path, batch).megatron_args
+    described = load_workload(config_path, [*_BATCH, f"--seq-length={length}"]).megatron_args
     argv = [
         *described,
         *("--train-iters=1", "--lr=1e-4", "--mock-data", "--tokenizer-type=NullTokenizer"),
@@ -116,7 +141,8 @@ def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None
 
     # Act on the built model, and leave before any training.
     def hook(model: list[Any]) -> list[Any]:
-        act(model)
+        # Megatron makes some weights in fp32 (norms), and turns all into one precision later.
+        act([chunk.to(args.params_dtype) for chunk in model])
         raise _DoneError
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -132,6 +158,25 @@ def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None
                 gpt.datasets_provider,
                 ModelType.encoder_or_decoder,
                 gpt.forward_step,
+            )
+
+
+def _name_as_transformer_engine(model: list[Any]) -> None:
+    """Give norms before experts the names of a job's layers, Megatron's default.
+
+    The local layers of this process have another name for it, which stock Megatron finds nowhere.
+    """
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    from megatron_hetero.runtime.state.other_layers import NORM
+
+    for layer in (module for chunk in model for module in chunk.modules()):
+        if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, MoELayer):
+            names = layer.submodules_config.sharded_state_dict_keys_map
+            layer.submodules_config = replace(
+                layer.submodules_config,
+                sharded_state_dict_keys_map={k: v for k, v in names.items() if k != NORM},
             )
 
 
@@ -153,6 +198,7 @@ def _fill(
                 f"{piece.megatron} is {list(parameter.shape)}"
             )
         parameter.copy_(value)
+    _check_tied_head(pieces, weights)
     # Tied heads and buffers are stored by some versions although the model does not need them.
     left = [n for n in weights.never_read() if not n.endswith(_NOT_PARAMETERS)]
     if left:
@@ -162,9 +208,23 @@ def _fill(
         )
 
 
+def _check_tied_head(pieces: Sequence[MappedParameter], weights: WeightFolder) -> None:
+    """Refuse an output layer of its own where `config.json` says that it is the embedding."""
+    if any(piece.megatron == "output_layer.weight" for piece in pieces):
+        return
+    (embedding,) = next(p.names for p in pieces if p.megatron.endswith("word_embeddings.weight"))
+    for head in _HEADS:
+        if head in weights and not torch.equal(weights(head), weights(embedding)):
+            raise CheckpointError(
+                f"{head} and {embedding} differ, but config.json ties them (tie_word_embeddings, "
+                'which may be its family\'s default). Write "tie_word_embeddings": false into it '
+                "to train both"
+            )
+
+
+_HEADS = ("lm_head.weight", "embed_out.weight")
 _NOT_PARAMETERS = (
-    "lm_head.weight",
-    "embed_out.weight",
+    *_HEADS,
     "rotary_emb.inv_freq",
     ".attn.bias",
     ".attn.masked_bias",
@@ -192,7 +252,7 @@ def _check_complete(parameters: dict[str, torch.Tensor], pieces: Sequence[Mapped
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one conversion; errors go to stderr with their exit code."""
+    """Run one conversion; a refusal is the last line of stdout, as JSON, with its exit code."""
     action, *paths = argv
     try:
         if action == "import":
@@ -200,7 +260,8 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(export_weights(*map(Path, paths)))
     except HeteroError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        refusal = {"kind": type(error).__name__, "message": str(error)}
+        print(json.dumps(refusal), end="", flush=True)
         return error.exit_code
     return 0
 

@@ -1,9 +1,11 @@
 """Checkpoints between Transformer Engine's layers and Megatron's local ones, in both directions.
 
-Weights and moments are the same tensors under the same keys. Two things differ. Transformer
-Engine's layers have an extra state each, for fp8, which is empty without it; few local layers have
-one. And its Adam counts steps with a parameter group (`step`), torch's with each parameter, which
-Megatron writes once as `common_step`; the one taken for the other begins to count anew, or fails.
+Weights and moments are the same tensors. Three things differ. The norm before the experts has
+another name: local layers name it as part of the MLP's first matrix, where Transformer Engine has
+the norm before a dense MLP alone. Transformer Engine's layers have an extra state each, for fp8,
+which is empty without it; few local layers have one. And its Adam counts steps with a parameter
+group (`step`), torch's with each parameter, which Megatron writes once as `common_step`; the one
+taken for the other begins to count anew, or fails.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 
 from megatron_hetero.runtime.state.metadata_reading import read_metadata
 
+NORM = "pre_mlp_layernorm."
+"""The norm before an MLP, as a part of a layer; before experts Transformer Engine's key too."""
+_NORM_NAMES = (NORM, "mlp.linear_fc1.layer_norm_")
 _EXTRA = "_extra_state"
 _STEP, _COMMON_STEP = "step", "common_step"
 _OF_EACH_PARAMETER = "amsgrad"
@@ -40,6 +45,8 @@ def load(
     there = read_metadata(path).state_dict_metadata if path.exists() else None
     # Megatron fails on what a checkpoint lacks: empty extra states are not asked for.
     absent = [] if there is None else list(_take_absent(wanted, there))
+    if there is not None:
+        _name_norms(wanted, there)
     loaded = original(wanted, checkpoint_dir, *given, **named)
     state = loaded[0] if isinstance(loaded, tuple) else loaded
     # In the loaded state they stand where their layers look for them.
@@ -73,6 +80,24 @@ def _take_absent(
         ):
             del wanted[key]
             yield (*place, key)
+
+
+def _name_norms(wanted: Any, there: Container[str]) -> None:
+    """Ask for norms before experts, and their moments, by the names that a checkpoint has."""
+    if isinstance(wanted, ShardedTensor):
+        if wanted.key in there:
+            return
+        for own, other in (_NORM_NAMES, _NORM_NAMES[::-1]):
+            name = wanted.key.replace(own, other)
+            if own in wanted.key and name in there:
+                wanted.key = name
+                return
+    elif isinstance(wanted, dict):
+        for value in wanted.values():
+            _name_norms(value, there)
+    elif isinstance(wanted, list | tuple):
+        for value in wanted:
+            _name_norms(value, there)
 
 
 def _optimizers(state: Any) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +16,11 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError, UsageError
+from megatron_hetero.lab.data import command
 from megatron_hetero.lab.data.command import DataRequest, write_data
 from megatron_hetero.lab.data.encode import byte_tokens, tokenizer_of
 from megatron_hetero.runtime.job.checks import needs
+from megatron_hetero.runtime.job.local.jobs import RankFailedError
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_runs import plan_job, read_log
 
@@ -88,6 +93,99 @@ def test_nothing_half_is_left(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is there already"):
         write_data(DataRequest((file,), tmp_path / "a", None))
     assert (tmp_path / "a_text_document.bin").read_bytes() == before
+
+
+def test_a_packed_file_with_other_bytes_in_its_middle(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(bytes(range(256))))
+    packed[10:50] = b"\xff" * 40  # behind the header: a block of a kind that there is not
+    (tmp_path / "b.txt.gz").write_bytes(packed)
+    with pytest.raises(FileFormatError, match=r"b\.txt\.gz: it cannot be read"):
+        write_data(DataRequest((tmp_path / "b.txt.gz",), tmp_path / "a", None))
+
+
+def test_a_worker_that_is_killed_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system ends processes for want of memory; `multiprocessing.Pool` would wait forever."""
+    file = tmp_path / "a.txt"
+    file.write_text("a\n\ndie\n\nb\n\n")
+
+    def die_at_a_word(text: str) -> list[int]:
+        if text == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return byte_tokens(text)
+
+    monkeypatch.setattr(command, "byte_tokens", die_at_a_word)
+    with pytest.raises(RankFailedError, match="Give fewer than --workers 2"):
+        write_data(DataRequest((file,), tmp_path / "a", None, workers=2))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_ctrl_c_ends_workers_without_a_word(tmp_path: Path) -> None:
+    """The terminal interrupts them all; one line answers, no worker shows a traceback."""
+    file = tmp_path / "a.txt"
+    file.write_text("a\n\n")
+    code = (
+        "import os, signal, sys\n"
+        "from megatron_hetero.lab.data import command\n"
+        "from megatron_hetero.cli.main import main\n"
+        "command.byte_tokens = lambda text: os.killpg(0, signal.SIGINT) or signal.pause()\n"
+        f"sys.exit(main(['data', {str(file)!r}, '-o', {str(tmp_path / 'a')!r}, '--bytes', "
+        "'--workers', '2']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stderr.count("interrupted:") == 1
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """They would wait for work forever, and keep the pipe of stdout open."""
+    file = tmp_path / "a.txt"
+    file.write_text("a\n\n")
+    code = (
+        "import os, signal, sys, time\n"
+        "from megatron_hetero.lab.data import command\n"
+        "from megatron_hetero.cli.main import main\n"
+        "command.byte_tokens = lambda text: os.kill(os.getppid(), signal.SIGKILL) or [1]\n"
+        f"main(['data', {str(file)!r}, '-o', {str(tmp_path / 'a')!r}, '--bytes', '--workers', '2'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=50, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_names_and_places_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("a\n\n")
+
+    def refusal(*words: str) -> tuple[int, str]:
+        status = main(["data", str(file), "--bytes", *words])
+        return status, capsys.readouterr().err
+
+    for name in (".", ".."):
+        status, said = refusal("-o", name)
+        assert status == 2
+        assert "name the files" in said
+    status, said = refusal("-o", str(tmp_path / "b"), "--key", "meta/text")
+    assert (status, "--key 'meta/text'" in said) == (2, True)
+    status, said = refusal("-o", str(file / "b"))
+    assert (status, "the folder cannot be made" in said) == (4, True)
+    monkeypatch.setattr(command, "_add", no_space)
+    status, said = refusal("-o", str(tmp_path / "b"))
+    assert (status, "b_text_document: cannot be written: No space left" in said) == (4, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def no_space(*unused: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_megatrons_own_tokenizer(tmp_path: Path) -> None:
