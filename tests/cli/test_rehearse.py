@@ -83,3 +83,9 @@ def test_places_that_take_no_file_are_refused_before_the_run(tmp_path: Path, cap
     (tmp_path / "file").touch()
     assert rehearse(*layout, "--keep", str(tmp_path / "file")) == 4
     assert "file: the folder cannot be made: File exists" in capsys.readouterr().err
+
+
+def test_a_layout_without_the_memory_is_refused_before_ranks_start(capsys) -> None:
+    """A rank refused it, in the name of a file that was gone."""
+    assert rehearse("--layout", "tp1:6,tp2:2,tp2:2 @4", "--", "--hidden-size=16384") == 3
+    assert "too much. Give its stage fewer layers" in capsys.readouterr().err

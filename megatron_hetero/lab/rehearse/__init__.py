@@ -4,6 +4,7 @@ sequences of unlike length).
 
 command      options in, data out, behind the command line
 run          the processes, started, and their records, gathered
+capacity     how many ranks a machine can rehearse
 rank         one process of Megatron's own training, stretched and held to the links
 pace         steps, their time scale, and the steps that count
 clock        computations that take as long as on the GPU that they stand for

@@ -6,7 +6,6 @@ description of the links. Order, messages and waits are those of Megatron and of
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,8 @@ from pathlib import Path
 from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from megatron_hetero.errors import InfeasiblePlanError, UnsupportedError, UsageError
+from megatron_hetero.lab.rehearse.capacity import check_capacity
 from megatron_hetero.lab.rehearse.clock import now
 from megatron_hetero.lab.rehearse.links.board import Board
 from megatron_hetero.lab.rehearse.links.network import Network, SlowLink
@@ -32,6 +32,7 @@ from megatron_hetero.lab.rehearse.rank import RehearsedRank
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.lab.rehearse.small import SmallModel, small_model
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.plan.checks.estimates import estimates_are_possible
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -46,10 +47,6 @@ from megatron_hetero.schedule.simulator.stage_times import plan_times
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock, sends_as_stock
 
-RANK_BYTES = 400 << 20
-"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
-RANKS_PER_CORE = 16
-"""Most ranks per core; with more the turns, and so the time scale, become too long."""
 TIMEOUT_S = 1800.0
 """Limit on the whole rehearsal, and on each phase of its stretched steps."""
 
@@ -67,28 +64,6 @@ class RehearsalOptions:
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     slow_links: tuple[SlowLink, ...] = ()
     rehearsed_plan: Plan | None = None
-
-
-def most_ranks() -> int:
-    """Return the most ranks that this machine can rehearse, by free memory and cores."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(available // RANK_BYTES, cores * RANKS_PER_CORE))
-
-
-def check_capacity(num_ranks: int) -> None:
-    """Refuse a rehearsal that this machine cannot run.
-
-    Raises:
-        EnvironmentMismatchError: there are too many ranks; the message says how many are possible.
-    """
-    most = most_ranks()
-    if num_ranks > most:
-        raise EnvironmentMismatchError(
-            f"rehearsing this plan takes {num_ranks} processes, one for each GPU; this machine "
-            f"({len(os.sched_getaffinity(0))} cores) rehearses up to {most}. Use a larger machine, "
-            "or `megatron-hetero simulate`, which needs no processes."
-        )
 
 
 def rehearse(
@@ -113,6 +88,7 @@ def rehearse(
     Raises:
         EnvironmentMismatchError: there are more ranks than this machine can rehearse.
         UsageError: a fault names a rank or a node that does not exist.
+        InfeasiblePlanError: a GPU has too little memory for its stage.
         UnsupportedError: the plan has sharded layers, or shrinks to a plan of another kind.
         RankFailedError: a process failed.
     """
@@ -191,6 +167,8 @@ class _RehearsalJob:
         self._times = plan_times(plan, cluster, profile)
         # The room for gradients under way is that of the real model (`runtime.gradients.room`).
         found = plan.estimates or estimate_plan(plan, cluster, profile, bounded=False)
+        for fault in estimates_are_possible(replace(plan, estimates=found)):
+            raise InfeasiblePlanError(fault.message)
         self._estimates = replace(found, measured=False)
         self._text = folder / "text"
         self._num_steps = WARMUP_STEPS + MOST_TRIES * options.steps

@@ -12,7 +12,7 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.lab.kit.orders import with_interleaving
-from megatron_hetero.lab.rehearse import run as rehearse_run
+from megatron_hetero.lab.rehearse import capacity
 from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
@@ -144,7 +144,7 @@ def test_what_disturbs_the_rehearsal_alone_shows(
 def test_more_ranks_than_this_machine_rehearses_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearse_run, "most_ranks", lambda: 2)
+    monkeypatch.setattr(capacity, "most_ranks", lambda: 2)
     with pytest.raises(EnvironmentMismatchError, match=r"takes 3 processes.*up to 2"):
         run(mixed_plan(), tmp_path)
 

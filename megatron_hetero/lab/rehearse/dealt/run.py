@@ -15,6 +15,7 @@ from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UsageError
+from megatron_hetero.lab.rehearse.capacity import check_capacity
 from megatron_hetero.lab.rehearse.clock import now
 from megatron_hetero.lab.rehearse.dealt.rank import DealtRank, SmallTokens
 from megatron_hetero.lab.rehearse.links.board import Board
@@ -26,7 +27,7 @@ from megatron_hetero.lab.rehearse.pace import (
     read_records,
 )
 from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
-from megatron_hetero.lab.rehearse.run import TIMEOUT_S, RehearsalOptions, check_capacity
+from megatron_hetero.lab.rehearse.run import TIMEOUT_S, RehearsalOptions
 from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments
 from megatron_hetero.model.spec import Workload
