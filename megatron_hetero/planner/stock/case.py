@@ -70,11 +70,6 @@ class StockCase:
         """Chunks of each stage."""
         return self.settings.num_chunks
 
-    @property
-    def num_virtual_stages(self) -> int:
-        """Stages times chunks."""
-        return self.grid.num_stages * self.num_chunks
-
     def chunks_of_stages(self) -> list[NDArray[np.int64]]:
         """Return ways to cut each number of layers on each stage into chunks, shape [stage, layers,
         chunk]: larger chunks first, and larger chunks last; on the last stage with room for the
