@@ -72,7 +72,7 @@ class StockRates:
         """By what decides the price beside the kind."""
         # Names and sites of nodes do not matter for the passes of a group.
         first: dict[int, int] = {}
-        self.first_alike = {
+        self._first_alike = {
             kind: first.setdefault(problem.likeness.node(links.node.name), kind)
             for kind, links in self._kinds.items()
         }
@@ -101,10 +101,6 @@ class StockRates:
             found.append(self.pace_s(ranks, own))
         return min(found)
 
-    def node_of(self, kind: int) -> Node:
-        """Return a node of a kind."""
-        return self._kinds[kind].node
-
     def layers_s(self, form: GroupForm) -> Callable[[int], float]:
         """Return a function of a kind: the seconds of a layer on a group, forward and backward."""
         known = self._layer_s.setdefault(form.price_key, {})
@@ -114,17 +110,13 @@ class StockRates:
             if found is None:
                 # Without exchanges of experts kinds of equal machines have one price.
                 is_alone = form.settings.expert_groups is None or not form.has_exchange
-                first = self.first_alike[kind] if is_alone else kind
+                first = self._first_alike[kind] if is_alone else kind
                 if first not in known:
                     known[first] = self._priced(first, form)
                 found = known[kind] = known[first]
             return found
 
         return layer_s
-
-    def layer_s(self, kind: int, form: GroupForm) -> float:
-        """Return the seconds of a layer on a group of a kind, forward and backward."""
-        return self.layers_s(form)(kind)
 
     def _priced(self, kind: int, form: GroupForm) -> float:
         settings, links = form.settings, self._kinds[kind]

@@ -115,7 +115,6 @@ def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -
             )
             if grid.shape == case.grid.shape
         ),
-        "fitting": GridBounds(problem, rates).fitting_s(case.grid, form, case.num_chunks),
         "pace": case.pace_s(),
         "any chunks": case.quick_s(4),
         "quick": case.quick_s(),
@@ -124,7 +123,7 @@ def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -
     event(f"experts {case.settings.expert_groups is not None}, chunks {case.num_chunks}")
     assert bounds["any dealing"] <= bounds["form"] * SLACK
     assert bounds["form"] <= bounds["pace"] * SLACK
-    assert bounds["grid"] <= bounds["fitting"] * SLACK
+    assert bounds["grid"] <= bounds["quick"] * SLACK
     assert bounds["any chunks"] <= bounds["quick"] * SLACK
     of = divisions_of(case)
     if not len(of):
