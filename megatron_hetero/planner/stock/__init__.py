@@ -22,6 +22,5 @@ grids          grids of ranks over them
 forms          widths, context parallelism, experts and settings of their groups
 rates          what no case falls below, from the prices of single kinds of GPUs
 grid_bounds    the same on a grid, with its least exchange
-least_experts  the least exchange of experts of a kind
 plan           a division of a case as a plan
 """

@@ -102,24 +102,29 @@ class StockCase:
     def least_s(self) -> float:
         """Return what no division falls below in whole layers that fit, with the recompute that
         fitting takes; infinite where none fits."""
-        slowest_s = self._ends_s
+        # Most of what does not fit is found without any seconds.
+        if not self._has_all(self._kept < NEVER):
+            return float("inf")
         # The least time by which the stages have as many layers as the model: each time of a stage
         # with some layers may be that.
-        times_s = np.unique(slowest_s[np.isfinite(slowest_s)])
+        times_s = np.unique(self._ends_s[np.isfinite(self._ends_s)])
         low, high = 0, len(times_s)
         while low < high:
             middle = (low + high) // 2
-            most = self._most_layers(times_s[middle])
-            if most.min() >= self.num_chunks and most.sum() >= self.num_layers:
+            if self._has_all(self._ends_s <= times_s[middle]):
                 high = middle
             else:
                 low = middle + 1
         return float(times_s[low]) if low < len(times_s) else float("inf")
 
-    def _most_layers(self, end_s: float) -> NDArray[np.int64]:
-        """Return the most layers with which each stage ends by then; 0 where none."""
-        layers = np.arange(self.num_layers + 1)
-        return np.asarray(np.max(np.where(self._ends_s <= end_s, layers, 0), axis=1))
+    def _has_all(self, may: NDArray[np.bool_]) -> bool:
+        """Return whether the stages hold all layers, and one in each chunk.
+
+        Args:
+            may: whether a stage may have so many, [stage, layers].
+        """
+        most = np.max(np.where(may, np.arange(self.num_layers + 1), 0), axis=1)
+        return bool(most.min() >= self.num_chunks and most.sum() >= self.num_layers)
 
     def stage_layers(self, below_s: float) -> list[list[int]]:
         """Return the possible numbers of layers of each stage: within memory and with an end before

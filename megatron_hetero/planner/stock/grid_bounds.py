@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.divisions import shortest_s
-from megatron_hetero.planner.stock.forms import groups_fit_grid
+from megatron_hetero.planner.stock.forms import groups_fit_grid, micro_batch_sizes
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.least_exchange import least_exchange
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
@@ -56,6 +56,7 @@ class GridBounds:
 
     def __init__(self, problem: Problem, rates: StockRates) -> None:
         self._problem, self._rates = problem, rates
+        self._least_size = min(micro_batch_sizes(problem))
         # The ranks of a search live as long as its bounds.
         self._grids: dict[tuple[int, int], tuple[StockGrid, ...]] = {}
         self._tables: dict[tuple[object, ...], _Grids] = {}
@@ -71,7 +72,7 @@ class GridBounds:
         return table.grids, shortest_s(*given, table.starts)
 
     def _table(self, ranks: StockRanks, form: GroupForm) -> _Grids:
-        """Return the grids on which a form can be, whatever its micro-batches are."""
+        """Return the grids on which a form can be, whatever its micro-batches and recompute are."""
         groups, of_ranks = form.settings.expert_groups, (id(ranks), form.context_parallel)
         if (*of_ranks, groups) not in self._tables:
             if of_ranks not in self._grids:
@@ -79,9 +80,21 @@ class GridBounds:
                 self._grids[of_ranks] = tuple(
                     grid for grid in every if self._batch % grid.num_replicas == 0
                 )
-            grids = [grid for grid in self._grids[of_ranks] if groups_fit_grid(grid, groups)]
+            grids = [
+                grid
+                for grid in self._grids[of_ranks]
+                if groups_fit_grid(grid, groups) and self._has_room(grid, form)
+            ]
             self._tables[*of_ranks, groups] = self._table_of(grids, form)
         return self._tables[*of_ranks, groups]
+
+    def _has_room(self, grid: StockGrid, form: GroupForm) -> bool:
+        """Return whether the stages hold all layers with the smallest micro-batches."""
+        size, holders = self._least_size, grid.state_holders
+        return self._problem.num_layers <= sum(
+            min(self._rates.most_layers(kind, form, size, holders) for kind in kinds)
+            for kinds in grid.kinds_of_stages
+        )
 
     def _table_of(self, grids: Sequence[StockGrid], form: GroupForm) -> _Grids:
         costs, groups = self._problem.costs, form.settings.expert_groups
