@@ -12,13 +12,11 @@ from functools import cached_property
 
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.memory.states import StateHolders
-from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
-from megatron_hetero.cost.share import TensorShare, even_share_or_none
-from megatron_hetero.cost.work.pieces import modelled_layer, price_pieces
 from megatron_hetero.hashed import value
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockRanks
+from megatron_hetero.planner.stock.links import StageLinks
 from megatron_hetero.planner.stock.settings import StockSettings
 
 
@@ -118,38 +116,14 @@ class StockRates:
         return layer_s
 
     def _priced(self, node: Node, form: GroupForm) -> float:
-        settings, model = form.settings, self._problem.workload.model
+        settings = form.settings
         # The dispatcher first: it has a table of variants of its own.
         costs = self._problem.costs.dispatched(settings.dispatcher).variant(
             micro_batch_size=settings.micro_batch_size, recompute=settings.least_recompute
         )
-        share = settings.share(model, form.width, form.context_parallel)
-        groups, even = settings.expert_groups, even_share_or_none(model, form.width)
-        if share is None or (groups is None and even is None):
-            rows = costs.vocab_rows([form.width])
-            return costs.pieces(node, form.width, rows).layer.total_s
         # Links of unknown length cost nothing here: the price stays a lower bound.
+        groups = settings.expert_groups
         experts = None if groups is None else ExpertLinks(*groups, 0.0, 0.0, None, None)
-        return _layer_s(costs, node, share, experts)
-
-
-def _layer_s(
-    costs: CostModel, node: Node, share: TensorShare, experts: ExpertLinks | None
-) -> float:
-    """Return the seconds of a layer on a group of a node, or where the model has layers of several
-    kinds the mean; the host's launches are left out."""
-    workload, model = costs.workload, costs.workload.model
-    members = ((node.gpu_type, share),)
-    # What was measured is not modelled.
-    if costs.profile is not None:
-        rows = costs.vocab_rows([share.width])
-        given = workload, costs.profile, members, node.link, rows, None, experts
-        return price_pieces(*given).layer.total_s
-    kinds = model.kinds or (model,)
-    total_s = 0.0
-    for i, number in enumerate(model.kind_counts(0, model.num_layers) if model.kinds else (1,)):
-        own = ((node.gpu_type, share.of_kind(i) if model.kinds else share),)
-        links = experts if kinds[i].num_experts else None
-        made = modelled_layer(replace(workload, model=kinds[i]), own, node.link, links)
-        total_s += number * made.total.total_s
-    return total_s / (model.num_layers if model.kinds else 1)
+        links = StageLinks((), node.link, None, experts, (node,))
+        share = settings.share(self._problem.workload.model, form.width, form.context_parallel)
+        return links.pieces(costs, share, form.width).layer.total_s
