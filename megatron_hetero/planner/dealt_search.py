@@ -18,7 +18,7 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import equal_units
 from megatron_hetero.planner.seeds.symmetric import grids
-from megatron_hetero.planner.units import Chain, Structure, Unit
+from megatron_hetero.planner.units import Structure, along_and_across
 
 _POOLS = 3
 """Pools of each type that are combined with those of the others."""
@@ -86,11 +86,4 @@ class _Dealt:
                 replicas, rest = divmod(len(units), depth)
                 if rest or replicas < 2:
                     continue
-                # Replicas along the nodes, and across them.
-                yield _along(units, depth)
-                if depth > 1:
-                    yield tuple(tuple(units[r::replicas]) for r in range(replicas))
-
-
-def _along(units: list[Unit], depth: int) -> tuple[Chain, ...]:
-    return tuple(tuple(units[i : i + depth]) for i in range(0, len(units), depth))
+                yield from along_and_across(units, replicas)

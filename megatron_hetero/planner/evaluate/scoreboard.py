@@ -184,6 +184,7 @@ class Scoreboard:
         # Known to be beaten, and nobody asks for it whole.
         if placement in self._beaten and not whole:
             return None
+        self.num_priced += placement not in self._beaten
         candidate = self._price(placement, rank_order, strategy, whole)
         # What was only beaten is priced when somebody asks for it whole.
         if placement not in self._beaten or whole:
@@ -264,12 +265,10 @@ class Scoreboard:
         costs, rows, replicas = self._replica_costs(placement)
         # The exchange takes longest to price, and most placements lose without it.
         if not whole and self._is_beaten(replicas, rank_order is not None):
-            self.num_priced += 1
             self._beaten.add(placement)
             return None
         cost = costs.combine(placement, tuple(replicas), rows)
         candidate = self.candidate(placement, cost, strategy, rank_order)
-        self.num_priced += 1
         if not sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
