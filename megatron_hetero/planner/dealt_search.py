@@ -32,12 +32,11 @@ class DealtSearch:
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
-        objective = problem.objective
         # Limits of money and stock plans have no deals over replicas.
-        is_by_speed = not (objective.stock_only or objective.may_want_fewer(problem.cluster))
-        if not (is_by_speed and problem.costs.has_launch_counts and deals_experts(problem.costs)):
+        costs = problem.costs
+        if not (problem.is_by_time and costs.has_launch_counts and deals_experts(costs)):
             return
-        found = dispatchers(problem.costs)
+        found = dispatchers(costs)
         for dispatcher in found:
             best = _Dealt(board, dispatcher, len(found)).best()
             if best is not None:

@@ -74,12 +74,6 @@ class Scoreboard:
         return self.nearest_stock if self.problem.objective.stock_only else self.nearest
 
     @cached_property
-    def is_by_time(self) -> bool:
-        """True if the faster of two placements is always the better."""
-        objective = self.problem.objective
-        return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
-
-    @cached_property
     def _bound_s(self) -> float:
         costs = self.problem.costs
         return min(work_bound_s(costs), divided_bound_s(costs))
@@ -295,7 +289,7 @@ class Scoreboard:
         exchange and launch counts. For a stock placement the kept stock placements count too. Most
         placements are beaten, and the exchange takes longest to price."""
         # Before the ranking is full nothing is beaten; by money nothing is for sure.
-        if len(self._fitting) < NUM_KEPT or not self.is_by_time:
+        if len(self._fitting) < NUM_KEPT or not self.problem.is_by_time:
             return False
         least_s = least_step_s(replicas)
         if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):

@@ -60,13 +60,18 @@ _MOST_CLIMBED = 0.93
 """What moves of layers between chunks may leave of a bound."""
 
 
-def stock_beside_a_plan(problem: Problem) -> StockResult | None:
-    """Return `best_stock_plan` within limits, for a plan to be compared with; None too where speed
-    is not all that counts, and under prices other than the project's own."""
+def stock_beside_a_plan(problem: Problem, every: bool = False) -> StockResult | None:
+    """Return `best_stock_plan` for a plan to be compared with; None too where speed is not all that
+    counts, and under prices other than the project's own.
+
+    Args:
+        every: without limits of work, which takes minutes on many GPUs.
+    """
     has_goal = problem.objective.may_want_fewer(problem.cluster)
     if has_goal or problem.make_costs is not CostModel:
         return None
-    return best_stock_plan(problem, limits_beside_a_plan(len(problem.cluster.devices)))
+    limits = None if every else limits_beside_a_plan(len(problem.cluster.devices))
+    return best_stock_plan(problem, limits)
 
 
 @no_collector()
