@@ -24,7 +24,6 @@ from megatron_hetero.planner.stock.place import NEVER, StockPlace
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockSettings
 from megatron_hetero.schedule.parts import SendMode
-from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.simulator.relaxed import BoundarySeconds, RelaxedRun, Seconds
 
 
@@ -260,11 +259,6 @@ class StockCase:
         if not self._waits:
             return "buffered"
         return "waited" if self.num_chunks == 1 else "overlapped"
-
-    @property
-    def schedule(self) -> Schedule:
-        """Megatron's own."""
-        return stock_schedule(self.grid.num_stages, self.num_chunks, self.num_micro_batches)
 
     def stages_of(self, divisions: Divisions) -> Divisions:
         """Return layers of whole stages, shape [division, stage]."""

@@ -109,7 +109,7 @@ def test_a_grid_uses_each_gpu_once_in_groups_of_one_width() -> None:
     for grid in grids:
         units = [unit for chain in grid.chains for unit in chain]
         devices = [device for unit in units for device in unit.devices]
-        assert len(devices) == len(set(devices)) == grid.num_gpus
+        assert len(devices) == len(set(devices)) == len(grid.ranks.units) * grid.width
         assert {unit.width for unit in units} == {grid.width}
         assert {len(chain) for chain in grid.chains} == {grid.num_stages}
 
@@ -131,7 +131,7 @@ def test_with_too_many_orders_every_node_gives_all_and_it_says_so() -> None:
     assert not is_complete
     assert shapes(some) < shapes(every)
     singles = [grid for grid in some if grid.width == 1]
-    assert {grid.num_gpus for grid in singles} == {2, 4}
+    assert {len(grid.ranks.units) for grid in singles} == {2, 4}
 
 
 def test_among_many_kinds_of_nodes_orders_stay_few_and_all_gpus_are_in_one() -> None:
