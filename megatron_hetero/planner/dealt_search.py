@@ -18,7 +18,7 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import equal_units
 from megatron_hetero.planner.seeds.symmetric import grids
-from megatron_hetero.planner.units import Chain, Structure, Unit
+from megatron_hetero.planner.units import Structure, along_and_across
 
 _POOLS = 3
 """Pools of each type that are combined with those of the others."""
@@ -32,12 +32,11 @@ class DealtSearch:
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
-        objective = problem.objective
         # Limits of money and stock plans have no deals over replicas.
-        is_by_speed = not (objective.stock_only or objective.may_want_fewer(problem.cluster))
-        if not (is_by_speed and problem.costs.has_launch_counts and deals_experts(problem.costs)):
+        costs = problem.costs
+        if not (problem.is_by_time and costs.has_launch_counts and deals_experts(costs)):
             return
-        found = dispatchers(problem.costs)
+        found = dispatchers(costs)
         for dispatcher in found:
             best = _Dealt(board, dispatcher, len(found)).best()
             if best is not None:
@@ -86,11 +85,4 @@ class _Dealt:
                 replicas, rest = divmod(len(units), depth)
                 if rest or replicas < 2:
                     continue
-                # Replicas along the nodes, and across them.
-                yield _along(units, depth)
-                if depth > 1:
-                    yield tuple(tuple(units[r::replicas]) for r in range(replicas))
-
-
-def _along(units: list[Unit], depth: int) -> tuple[Chain, ...]:
-    return tuple(tuple(units[i : i + depth]) for i in range(0, len(units), depth))
+                yield from along_and_across(units, replicas)

@@ -78,7 +78,7 @@ def faster_flags(
         return ()
     try:
         from_s = estimate_plan(plan, cluster, profile, bounded=False).step_time_s
-        found = list(_precision_gains(plan, plan.workload, cluster, profile, from_s))
+        found = list(_precision_gains(plan.workload, cluster, profile, from_s))
         found += _size_gain(plan, plan.workload, cluster, profile, from_s)
         if len(plan.replicas) > 1 and not _splits_passes(plan):
             found += _gains(plan, plan.workload, cluster, profile, from_s)
@@ -144,7 +144,7 @@ def _size_gain(
 
 
 def _precision_gains(
-    plan: Plan, workload: Workload, cluster: Cluster, profile: Profile | None, from_s: float
+    workload: Workload, cluster: Cluster, profile: Profile | None, from_s: float
 ) -> Iterator[FlagGain]:
     """Yield fp16 in place of bf16, and a precision for each stage, by the best plans with them."""
     training = workload.training

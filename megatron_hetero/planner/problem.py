@@ -75,11 +75,15 @@ class Problem:
         return sum(len(self.gpus[node.name]) for node in self.nodes)
 
     @cached_property
+    def is_by_time(self) -> bool:
+        """True if the faster of two placements is always the better."""
+        return not (self.objective.stock_only or self.objective.may_want_fewer(self.cluster))
+
+    @cached_property
     def divides_sequences(self) -> bool:
         """Whether stages may have context parallelism: where speed is all that counts."""
-        objective = self.objective
         return (
-            not (objective.stock_only or objective.may_want_fewer(self.cluster))
+            self.is_by_time
             and self.costs.has_variants
             and bool(self.dividing_nodes)
             and bool(context_parallels(self.costs, 1, max(2, self.num_gpus)))

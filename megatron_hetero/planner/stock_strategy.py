@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.estimates import Estimates
@@ -20,7 +19,7 @@ from megatron_hetero.planner.objectives.outcome import outcome_of
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.best import StockResult
-from megatron_hetero.planner.stock.search import best_stock_plan, stock_beside_a_plan
+from megatron_hetero.planner.stock.search import stock_beside_a_plan
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
 STOCK = "stock"
@@ -49,11 +48,7 @@ def searched_stock_plan(problem: Problem, every: bool) -> StockResult | None:
     Args:
         every: until no plan of the space can be faster, which takes minutes on many GPUs.
     """
-    objective = problem.objective
-    has_goal = objective.may_want_fewer(problem.cluster) or objective.deadline_s is not None
-    if has_goal or problem.make_costs is not CostModel:
-        return None
-    return best_stock_plan(problem) if every else stock_beside_a_plan(problem)
+    return stock_beside_a_plan(problem, every) if problem.objective.deadline_s is None else None
 
 
 def as_its_plan(problem: Problem, found: StockResult) -> StockResult | None:

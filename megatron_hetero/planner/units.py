@@ -135,6 +135,16 @@ Structure = tuple[Chain, ...]
 """The replicas of a job."""
 
 
+def along_and_across(units: Sequence[Unit], num_replicas: int) -> tuple[Structure, ...]:
+    """Return equal replicas of all units: each of units that follow each other, and each with one
+    of every so many; once where both are the same."""
+    depth = len(units) // num_replicas
+    replicas = range(num_replicas)
+    along = tuple(tuple(units[r * depth : (r + 1) * depth]) for r in replicas)
+    across = tuple(tuple(units[r::num_replicas]) for r in replicas)
+    return (along,) if along == across else (along, across)
+
+
 def chains_of(placement: Placement) -> list[Chain]:
     """Return the units that a placement's replicas run on."""
     return [tuple([unit_of(stage) for stage in r.stages]) for r in placement.replicas]

@@ -41,11 +41,7 @@ def planned(
     computations were asked for, in the best of them."""
     plan = _with_bound(problem, board, best, prove, progress, bounded=bounded)
     # After a complete enumeration the best step is its own bound.
-    objective = problem.objective
-    is_proved = board.is_exact and not (
-        objective.stock_only or objective.may_want_fewer(problem.cluster)
-    )
-    if is_proved and plan.estimates is not None:
+    if board.is_exact and problem.is_by_time and plan.estimates is not None:
         proved = replace(
             plan.estimates,
             bound_s=first.step_time_s,

@@ -74,12 +74,6 @@ class Scoreboard:
         return self.nearest_stock if self.problem.objective.stock_only else self.nearest
 
     @cached_property
-    def is_by_time(self) -> bool:
-        """True if the faster of two placements is always the better."""
-        objective = self.problem.objective
-        return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
-
-    @cached_property
     def _bound_s(self) -> float:
         costs = self.problem.costs
         return min(work_bound_s(costs), divided_bound_s(costs))
@@ -184,6 +178,7 @@ class Scoreboard:
         # Known to be beaten, and nobody asks for it whole.
         if placement in self._beaten and not whole:
             return None
+        self.num_priced += placement not in self._beaten
         candidate = self._price(placement, rank_order, strategy, whole)
         # What was only beaten is priced when somebody asks for it whole.
         if placement not in self._beaten or whole:
@@ -264,12 +259,10 @@ class Scoreboard:
         costs, rows, replicas = self._replica_costs(placement)
         # The exchange takes longest to price, and most placements lose without it.
         if not whole and self._is_beaten(replicas, rank_order is not None):
-            self.num_priced += 1
             self._beaten.add(placement)
             return None
         cost = costs.combine(placement, tuple(replicas), rows)
         candidate = self.candidate(placement, cost, strategy, rank_order)
-        self.num_priced += 1
         if not sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
@@ -296,7 +289,7 @@ class Scoreboard:
         exchange and launch counts. For a stock placement the kept stock placements count too. Most
         placements are beaten, and the exchange takes longest to price."""
         # Before the ranking is full nothing is beaten; by money nothing is for sure.
-        if len(self._fitting) < NUM_KEPT or not self.is_by_time:
+        if len(self._fitting) < NUM_KEPT or not self.problem.is_by_time:
             return False
         least_s = least_step_s(replicas)
         if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):

@@ -11,7 +11,7 @@ from heapq import nsmallest
 
 from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.seeds.symmetric import node_groups
-from megatron_hetero.planner.units import Structure, Unit, joined_units
+from megatron_hetero.planner.units import Structure, Unit, along_and_across, joined_units
 
 
 def divided_structures(problem: Problem, below_s: float, most: int) -> list[Structure]:
@@ -32,8 +32,9 @@ def divided_structures(problem: Problem, below_s: float, most: int) -> list[Stru
         layers_per_s = sum(_speeds(problem, units, _layer_s))
         for grid in grids:
             least_s = _least_s(problem, grid, layers_per_s)
-            for structure in _structures(problem, units, grid) if least_s < below_s else ():
-                found.setdefault(structure, least_s)
+            for structure in along_and_across(units, grid[0]) if least_s < below_s else ():
+                if all(problem.chain_is_allowed(chain) for chain in structure):
+                    found.setdefault(structure, least_s)
     return nsmallest(most, found, key=lambda structure: found[structure])
 
 
@@ -66,16 +67,6 @@ def _grids(problem: Problem, num_units: int) -> Iterator[Grid]:
             return
         if num_units % num_replicas == 0 and depth <= problem.max_stages():
             yield num_replicas, depth
-
-
-def _structures(problem: Problem, units: tuple[Unit, ...], grid: Grid) -> Iterator[Structure]:
-    """Yield equal replicas along and across the units."""
-    num_replicas, depth = grid
-    along = tuple(units[r * depth : (r + 1) * depth] for r in range(num_replicas))
-    across = tuple(units[r::num_replicas] for r in range(num_replicas))
-    for structure in dict.fromkeys((along, across)):
-        if all(problem.chain_is_allowed(chain) for chain in structure):
-            yield structure
 
 
 def _speeds(

@@ -17,7 +17,7 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.shapes.order import some_orders
 from megatron_hetero.planner.strategy import SEED_WORK
-from megatron_hetero.planner.units import Chain, Unit
+from megatron_hetero.planner.units import Chain, Structure, Unit, along_and_across
 
 
 class Symmetric:
@@ -44,10 +44,9 @@ class Symmetric:
                 # The even split comes first.
                 for layers in islice(splits, 1) if self.even_layers else splits:
                     share = problem.num_micro_batches // len(chains)
-                    board.score(
-                        Placement(tuple(placed_replica(c, layers, share) for c in chains)),
-                        self.name,
-                    )
+                    placement = Placement(tuple(placed_replica(c, layers, share) for c in chains))
+                    # The exchange of a grid whose pipelines are beaten alone is not priced.
+                    board.score(placement, self.name, whole=False)
                     work += len(chains) * len(layers)
             if work > self.max_work:
                 return
@@ -99,7 +98,7 @@ class _EqualGrid:
         return problem.num_micro_batches // self.num_replicas + self.num_stages - 1
 
 
-def grids(problem: Problem) -> Iterator[tuple[Chain, ...]]:
+def grids(problem: Problem) -> Iterator[Structure]:
     """Yield the chains of all grids, the best quick time first."""
     for grid in _ranked(problem):
         yield from _allowed(problem, grid)
@@ -173,24 +172,12 @@ def _grids(problem: Problem, units: _Units) -> Iterator[_EqualGrid]:
             yield _EqualGrid(units, num_replicas, num_stages)
 
 
-def _allowed(problem: Problem, grid: _EqualGrid) -> Iterator[tuple[Chain, ...]]:
-    for chains in _ways(grid):
-        if all(problem.chain_is_allowed(chain) for chain in chains):
-            yield chains
-
-
-def _ways(grid: _EqualGrid) -> Iterator[tuple[Chain, ...]]:
+def _allowed(problem: Problem, grid: _EqualGrid) -> Iterator[Structure]:
     """Yield the grid with pipelines along and across the nodes."""
-    units, num_replicas, num_stages = grid.of.units, grid.num_replicas, grid.num_stages
-    along = tuple(
-        tuple(units[r * num_stages + s] for s in range(num_stages)) for r in range(num_replicas)
-    )
-    across = tuple(
-        tuple(units[s * num_replicas + r] for s in range(num_stages)) for r in range(num_replicas)
-    )
-    yield along
-    if along != across:
-        yield across
+    units = grid.of.units[: grid.num_replicas * grid.num_stages]
+    for structure in along_and_across(units, grid.num_replicas):
+        if all(problem.chain_is_allowed(chain) for chain in structure):
+            yield structure
 
 
 def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[int, ...]]:

@@ -21,7 +21,6 @@ orders         orders of a cluster's nodes, as ranks
 grids          grids of ranks over them
 forms          widths, context parallelism, experts and settings of their groups
 rates          what no case falls below, from the prices of single kinds of GPUs
-grid_bounds    the same on a grid, with its least exchange and its memory
-least_experts  the least exchange of experts of a kind
+grid_bounds    the same on a grid, with its least exchange
 plan           a division of a case as a plan
 """

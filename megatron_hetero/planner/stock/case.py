@@ -24,7 +24,6 @@ from megatron_hetero.planner.stock.place import NEVER, StockPlace
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockSettings
 from megatron_hetero.schedule.parts import SendMode
-from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.simulator.relaxed import BoundarySeconds, RelaxedRun, Seconds
 
 
@@ -70,11 +69,6 @@ class StockCase:
         """Chunks of each stage."""
         return self.settings.num_chunks
 
-    @property
-    def num_virtual_stages(self) -> int:
-        """Stages times chunks."""
-        return self.grid.num_stages * self.num_chunks
-
     def chunks_of_stages(self) -> list[NDArray[np.int64]]:
         """Return ways to cut each number of layers on each stage into chunks, shape [stage, layers,
         chunk]: larger chunks first, and larger chunks last; on the last stage with room for the
@@ -107,24 +101,29 @@ class StockCase:
     def least_s(self) -> float:
         """Return what no division falls below in whole layers that fit, with the recompute that
         fitting takes; infinite where none fits."""
-        slowest_s = self._ends_s
+        # Most of what does not fit is found without any seconds.
+        if not self._has_all(self._kept < NEVER):
+            return float("inf")
         # The least time by which the stages have as many layers as the model: each time of a stage
         # with some layers may be that.
-        times_s = np.unique(slowest_s[np.isfinite(slowest_s)])
+        times_s = np.unique(self._ends_s[np.isfinite(self._ends_s)])
         low, high = 0, len(times_s)
         while low < high:
             middle = (low + high) // 2
-            most = self._most_layers(times_s[middle])
-            if most.min() >= self.num_chunks and most.sum() >= self.num_layers:
+            if self._has_all(self._ends_s <= times_s[middle]):
                 high = middle
             else:
                 low = middle + 1
         return float(times_s[low]) if low < len(times_s) else float("inf")
 
-    def _most_layers(self, end_s: float) -> NDArray[np.int64]:
-        """Return the most layers with which each stage ends by then; 0 where none."""
-        layers = np.arange(self.num_layers + 1)
-        return np.asarray(np.max(np.where(self._ends_s <= end_s, layers, 0), axis=1))
+    def _has_all(self, may: NDArray[np.bool_]) -> bool:
+        """Return whether the stages hold all layers, and one in each chunk.
+
+        Args:
+            may: whether a stage may have so many, [stage, layers].
+        """
+        most = np.max(np.where(may, np.arange(self.num_layers + 1), 0), axis=1)
+        return bool(most.min() >= self.num_chunks and most.sum() >= self.num_layers)
 
     def stage_layers(self, below_s: float) -> list[list[int]]:
         """Return the possible numbers of layers of each stage: within memory and with an end before
@@ -260,11 +259,6 @@ class StockCase:
         if not self._waits:
             return "buffered"
         return "waited" if self.num_chunks == 1 else "overlapped"
-
-    @property
-    def schedule(self) -> Schedule:
-        """Megatron's own."""
-        return stock_schedule(self.grid.num_stages, self.num_chunks, self.num_micro_batches)
 
     def stages_of(self, divisions: Divisions) -> Divisions:
         """Return layers of whole stages, shape [division, stage]."""

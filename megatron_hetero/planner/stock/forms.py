@@ -46,7 +46,7 @@ def forms(
         ranks: the groups.
         recomputes: `kinds_of_recompute`, for who asks for thousands of ranks.
     """
-    sizes = _sizes(problem, problem.workload.training.global_batch_size)
+    sizes = micro_batch_sizes(problem)
     kinds = kinds_of_recompute(problem) if recomputes is None else recomputes
     may_divide = len(sizes) > 1 and problem.cluster.limits.num_replicas is None
     for context in contexts(problem, ranks):
@@ -112,13 +112,13 @@ def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:
     return (*plain, "selective") if saves else plain
 
 
-def _sizes(problem: Problem, batch: int) -> Sequence[int]:
+def micro_batch_sizes(problem: Problem) -> Sequence[int]:
     """Return micro-batch sizes, which divide the global batch: all, or the job's own where another
     would change what is trained, or where the cluster holds the job to it (`limits.as_given`)."""
     is_held = not may_choose(problem.costs, "micro_batch_size")
     if is_held or size_changes_objective(problem.workload):
         return (problem.workload.training.micro_batch_size,)
-    return _divisors(batch)
+    return _divisors(problem.workload.training.global_batch_size)
 
 
 def numbers_of_chunks(

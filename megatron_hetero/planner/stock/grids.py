@@ -164,11 +164,6 @@ class StockGrid:
         return max(1, expert_groups[0] * expert_groups[1] // self.ranks_of_stage)
 
     @property
-    def num_gpus(self) -> int:
-        """GPUs of all replicas."""
-        return len(self.ranks.units) * self.width
-
-    @property
     def width(self) -> int:
         """Tensor-parallel width."""
         return self.ranks.width

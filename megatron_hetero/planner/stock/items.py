@@ -68,15 +68,6 @@ class GridsItem(_InTurn):
 
 
 @value(frozen=True)
-class LaidItem:
-    """A form on a grid that has room for it, with each of these numbers of chunks."""
-
-    grid: StockGrid
-    form: GroupForm
-    chunks: tuple[int, ...]
-
-
-@value(frozen=True)
 class GridItem:
     """A case of each of these numbers of chunks."""
 
@@ -97,7 +88,7 @@ class ReadyItem:
     place: int = 0
 
 
-Item = FormsItem | FormItem | GridsItem | LaidItem | GridItem | StockCase | ReadyItem
+Item = FormsItem | FormItem | GridsItem | GridItem | StockCase | ReadyItem
 
 
 def in_order(

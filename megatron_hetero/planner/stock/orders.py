@@ -13,7 +13,7 @@ from itertools import permutations
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
-from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
+from megatron_hetero.planner.stock.grids import StockRanks
 from megatron_hetero.planner.units import Unit
 
 MAX_ORDERS = 20_000
@@ -25,28 +25,11 @@ _MAX_ORDERED_KINDS = 6
 """Kinds among which these are chosen: more would have thousands of orders."""
 
 
-def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
-    """Return all grids without context parallelism, and whether the list is complete. Of grids that
-    differ only in the names of like nodes the first is kept. A tensor-parallel group stays on one
-    node.
-    """
-    every, is_complete = stock_ranks(problem)
-    found: dict[tuple[object, ...], StockGrid] = {}
-    for ranks in every:
-        for grid in grids_of(problem, ranks, 1):
-            found.setdefault(_content(grid), grid)
-    return tuple(found.values()), is_complete
-
-
 def stock_ranks(
-    problem: Problem, max_orders: int | None = None
+    problem: Problem, max_orders: int = MAX_ORDERS
 ) -> tuple[tuple[StockRanks, ...], bool]:
-    """Return all sequences of groups in rank order, as `stock_grids`; whether they are all.
-
-    Args:
-        problem: whose nodes they are on.
-        max_orders: of nodes; `MAX_ORDERS` by default.
-    """
+    """Return all sequences of groups in rank order, and whether they are all. A tensor-parallel
+    group stays on one node."""
     kinds = [part for kind in kinds_of(problem) for part in _exchangeable(problem, kind)]
     numbers = {id(kind): number for number, kind in enumerate(kinds)}
     found = []
@@ -54,13 +37,12 @@ def stock_ranks(
     for width in sorted({w for kind in kinds for w in kind.widths}):
         givers = [kind for kind in kinds if width in kind.widths]
         most = [kind.num_gpus // width for kind in givers]
-        limit = MAX_ORDERS if max_orders is None else max_orders
-        if _num_orders(givers, most) <= limit:
+        if _num_orders(givers, most) <= max_orders:
             orders = _orders(givers, [list(range(1, n + 1)) for n in most])
         else:
             # Whole nodes only, and the answer is not known to be complete.
             is_complete = False
-            if _num_orders(givers, [1] * len(givers)) <= limit:
+            if _num_orders(givers, [1] * len(givers)) <= max_orders:
                 orders = _orders(givers, [[n] for n in most])
             else:
                 orders = _whole_orders(givers, width)
@@ -188,8 +170,3 @@ def _orders(kinds: Sequence[Kind], amounts: Sequence[Sequence[int]]) -> Iterator
                 yield from extend((*order, (kind, used[index], amount)), more)
 
     yield from extend((), (0,) * len(kinds))
-
-
-def _content(grid: StockGrid) -> tuple[object, ...]:
-    """Return equal for grids with the same nodes at the same places; replicas may change theirs."""
-    return grid.width, tuple(sorted(tuple(unit.node for unit in c) for c in grid.chains))

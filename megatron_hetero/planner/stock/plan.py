@@ -14,9 +14,9 @@ from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageSha
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.evaluate.written import plan_inputs, with_dispatcher
 from megatron_hetero.planner.stock.case import StockCase
+from megatron_hetero.planner.stock.in_flight import stock_schedule
 from megatron_hetero.planner.units import Chain
 from megatron_hetero.schedule.of_plan import with_schedule
-from megatron_hetero.schedule.orders.interleaved import interleaved
 
 _SETTINGS = frozenset(
     {
@@ -84,7 +84,7 @@ def stock_plan(
     )
     # Chunks have Megatron's interleaved order.
     if settings.num_chunks > 1:
-        schedule = interleaved(tuple(range(depth)) * settings.num_chunks, number)
+        schedule = stock_schedule(depth, settings.num_chunks, number)
         for r in range(len(replicas)):
             plan = with_schedule(plan, r, schedule, "interleaved")
     return plan

@@ -11,13 +11,12 @@ layers at a time.
 
 What is minimised is the simulated step (`schedule.simulator.step`), as stock Megatron runs it.
 Bounds come first, from the cheapest on: of a form of groups on any grid (`StockRates.pace_s`), on
-each grid with the least exchange of gradients (`GridBounds.paces_s`) and with the memory
-(`GridBounds.fitting_s`), of a grid with its links as if layers could be cut (`StockCase.quick_s`)
-and of whole layers that fit (`StockCase.least_s`), of each division of its layers
-(`StockCase.least_times_s`, which leaves shared paths out), with the least exchange and with its
-own.  What has the lowest is looked at more closely, until none is below the best
-simulated step: nothing else is ever worked out.  So the answer is the minimum of the space, unless
-a limit of work was met, which the result says.
+each grid with the least exchange of gradients (`GridBounds.paces_s`), of a grid with its links as
+if layers could be cut (`StockCase.quick_s`) and of whole layers that fit (`StockCase.least_s`), of
+each division of its layers (`StockCase.least_times_s`, which leaves shared paths out), with the
+least exchange and with its own.  What has the lowest is looked at more closely, until none is below
+the best simulated step: nothing else is ever worked out.  So the answer is the minimum of the
+space, unless a limit of work was met, which the result says.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ from megatron_hetero.planner.stock.items import (
     GridItem,
     GridsItem,
     Item,
-    LaidItem,
     ReadyItem,
     in_order,
 )
@@ -62,13 +60,18 @@ _MOST_CLIMBED = 0.93
 """What moves of layers between chunks may leave of a bound."""
 
 
-def stock_beside_a_plan(problem: Problem) -> StockResult | None:
-    """Return `best_stock_plan` within limits, for a plan to be compared with; None too where speed
-    is not all that counts, and under prices other than the project's own."""
+def stock_beside_a_plan(problem: Problem, every: bool = False) -> StockResult | None:
+    """Return `best_stock_plan` for a plan to be compared with; None too where speed is not all that
+    counts, and under prices other than the project's own.
+
+    Args:
+        every: without limits of work, which takes minutes on many GPUs.
+    """
     has_goal = problem.objective.may_want_fewer(problem.cluster)
     if has_goal or problem.make_costs is not CostModel:
         return None
-    return best_stock_plan(problem, limits_beside_a_plan(len(problem.cluster.devices)))
+    limits = None if every else limits_beside_a_plan(len(problem.cluster.devices))
+    return best_stock_plan(problem, limits)
 
 
 @no_collector()
@@ -183,11 +186,9 @@ class _StockSearch:
                 self._price(item)
             case GridItem():
                 self._make_cases(item)
-            case LaidItem():
-                self._make_grid(item)
             case GridsItem():
                 self._push_in_turn(item.following())
-                self._fit(item.grids[item.next], item.form)
+                self._make_grid(item.grids[item.next], item.form)
             case FormItem():
                 self._lay(item.ranks, item.form)
             case FormsItem():
@@ -212,23 +213,19 @@ class _StockSearch:
         if item.place < len(item.order):
             self._push(float(item.bounds_s[item.place]), item)
 
-    def _fit(self, grid: StockGrid, form: GroupForm) -> None:
-        """Bound a grid with the memory of its GPUs, which may decide before any link does."""
+    def _make_grid(self, grid: StockGrid, form: GroupForm) -> None:
+        """Bound a grid with the links of its stages, under each dispatcher that may be best."""
         chunks = numbers_of_chunks(self._problem, grid, form, self._limits.most_chunks)
         # Like grids differ only in the names of their nodes.
         key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
-        if chunks and key not in self._seen:
-            self._seen.add(key)
-            bound_s = self._bounds.fitting_s(grid, form, chunks[0])
-            self._push(bound_s, LaidItem(grid, form, chunks))
-
-    def _make_grid(self, item: LaidItem) -> None:
-        """Bound a grid with the links of its stages, under each dispatcher that may be best."""
-        settings = replace(item.form.settings, num_chunks=item.chunks[0])
-        for own in self._prices.quickest(item.grid, settings, self._dispatchers):
-            made = StockCase(self._problem, item.grid, own, self._prices)
+        if not chunks or key in self._seen:
+            return
+        self._seen.add(key)
+        settings = replace(form.settings, num_chunks=chunks[0])
+        for own in self._prices.quickest(grid, settings, self._dispatchers):
+            made = StockCase(self._problem, grid, own, self._prices)
             self._num_grids += 1
-            self._push(made.quick_s(item.chunks[-1]), GridItem(made, item.chunks))
+            self._push(made.quick_s(chunks[-1]), GridItem(made, chunks))
 
     def _make_cases(self, item: GridItem) -> None:
         self._num_made += 1

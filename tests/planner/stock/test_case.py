@@ -13,13 +13,13 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.grids import StockGrid
-from megatron_hetero.planner.stock.orders import stock_grids
 from megatron_hetero.planner.stock.place import NEVER
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
+from tests.planner.stock.enumerated import stock_grids
 
 MIB = 1 << 20
 RECOMPUTES: tuple[StockRecompute, ...] = ("as needed", "none", "selective", "full")
@@ -165,7 +165,6 @@ def test_interleaved_stages_take_and_keep_what_the_simulation_says(
 def test_chunks_sum_to_stages() -> None:
     problem = problem_of()
     case = StockCase(problem, grids(problem, 2)[0], StockSettings(1, "none", 3))
-    assert case.num_virtual_stages == 6
     # Chunk by chunk: stage 0 has layers 1, 3 and 5 of these, stage 1 the others.
     assert case.stages_of(np.array([[1, 2, 3, 4, 5, 6]])).tolist() == [[9, 12]]
     assert (

@@ -12,10 +12,10 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, places_by_rank
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.stock import orders as module
 from megatron_hetero.planner.stock.grids import StockGrid
-from megatron_hetero.planner.stock.orders import stock_grids, stock_ranks
+from megatron_hetero.planner.stock.orders import stock_ranks
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
+from tests.planner.stock.enumerated import stock_grids
 
 WORKLOAD = make_workload(num_layers=4, global_batch_size=8)
 
@@ -109,7 +109,7 @@ def test_a_grid_uses_each_gpu_once_in_groups_of_one_width() -> None:
     for grid in grids:
         units = [unit for chain in grid.chains for unit in chain]
         devices = [device for unit in units for device in unit.devices]
-        assert len(devices) == len(set(devices)) == grid.num_gpus
+        assert len(devices) == len(set(devices)) == len(grid.ranks.units) * grid.width
         assert {unit.width for unit in units} == {grid.width}
         assert {len(chain) for chain in grid.chains} == {grid.num_stages}
 
@@ -124,17 +124,14 @@ def test_limits_are_kept() -> None:
         assert grid.chains[0][0].node == "a"
 
 
-def test_with_too_many_orders_every_node_gives_all_and_it_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_with_too_many_orders_every_node_gives_all_and_it_says_so() -> None:
     problem = problem_of(("a", FAST, 2), ("b", SLOW, 2))
     every, _ = stock_grids(problem)
-    monkeypatch.setattr(module, "MAX_ORDERS", 3)
-    some, is_complete = stock_grids(problem)
+    some, is_complete = stock_grids(problem, 3)
     assert not is_complete
     assert shapes(some) < shapes(every)
     singles = [grid for grid in some if grid.width == 1]
-    assert {grid.num_gpus for grid in singles} == {2, 4}
+    assert {len(grid.ranks.units) for grid in singles} == {2, 4}
 
 
 def test_among_many_kinds_of_nodes_orders_stay_few_and_all_gpus_are_in_one() -> None:

@@ -26,7 +26,6 @@ from megatron_hetero.planner.stock import divisions as stock_divisions
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import stage_divisions
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
-from megatron_hetero.planner.stock.orders import stock_grids
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.planner.stock.settings import StockSettings
@@ -35,6 +34,7 @@ from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import reasons_not_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
+from tests.planner.stock.enumerated import stock_grids
 from tests.planner.strategies import clusters, workloads
 
 PLAIN = StockLimits(most_chunks=1)
