@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from megatron_hetero.cost.parameters import (
     embedding_params,
@@ -150,9 +151,18 @@ class StockBuckets:
                     for each in stages
                     for first in range(0, own, step)
                 )
-                if len(groups) > 1:
-                    holders = tuple((r, s) for r in members)
-                    yield StageBucket(holders, params // together, EMBEDDING), groups
+                if len(groups) < 2:
+                    continue
+                holders = tuple((r, s) for r in members)
+                of_turn = StageBucket(holders, params // together, EMBEDDING)
+                if all(len({device.node for device in g.devices}) == 1 for g in groups):
+                    yield of_turn, groups
+                    continue
+                # Ranks on several nodes do not work beside the first one: each place of the groups
+                # has a ring of its own.
+                for place in range(step):
+                    alone = tuple(PlacedStage((g.devices[place],), 1) for g in groups)
+                    yield replace(of_turn, num_params=of_turn.num_params // step), alone
 
 
 def replicas_deal_experts(placement: Placement) -> bool:

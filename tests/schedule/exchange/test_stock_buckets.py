@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.cost.parameters import further_params, layer_params
-from megatron_hetero.cost.placing import placement_of
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cost.parameters import further_params, layer_params, routed_params
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placing import placement_of, with_expert_groups
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import EMBEDDING
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.exchange.stock_buckets import StockBuckets, stock_bucket_elements
+from tests.cost.builders import make_workload
 from tests.schedule.simulator.test_step import placed, three_nodes
 
 ROWS = 1024
@@ -70,3 +73,25 @@ def test_one_stage_has_the_layers_of_further_tokens_behind_its_own() -> None:
     model, found = buckets("tp1:4 @4 | tp1:4 @4", ROWS, **shape, mtp_num_layers=2)
     more = sum(size for _, size, _ in found) - sum(size for _, size, _ in plain)
     assert more == further_params(model, even_share(model, 1))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_experts_of_a_group_on_several_nodes_have_a_ring_for_each_of_its_ranks(apart: bool) -> None:
+    """Two context-parallel ranks deal the experts out; of the second replica they are on two nodes,
+    so that the second rank's ring takes another path than the first one's."""
+    there = (Device("b", 0), Device("c" if apart else "b", 1))
+    frame = Placement(
+        tuple(
+            PlacedReplica((PlacedStage(devices, 4, context_parallel=2),), 2)
+            for devices in ((Device("a", 0), Device("a", 1)), there)
+        )
+    )
+    workload = make_workload(4, num_experts=4, moe_router_topk=2, moe_ffn_hidden_size=64)
+    of_stages = StockBuckets(
+        with_expert_groups(frame, (2, 1)), workload.model, workload.training, ROWS, {}
+    )
+    found = list(of_stages.of_experts())
+    assert sum(bucket.num_params for bucket, _ in found) == 4 * routed_params(workload.model)
+    rings = [[g.devices for g in groups] for _, groups in found]
+    here = Device("a", 0), Device("a", 1)
+    assert rings == ([[here[:1], there[:1]], [here[1:], there[1:]]] if apart else [[here, there]])
