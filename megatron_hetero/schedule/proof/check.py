@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import gcd
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.checks.workload import divided_sizes
+from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.schedule.proof.circle import describe
 from megatron_hetero.schedule.proof.gradients import ALL_LATE
 from megatron_hetero.schedule.proof.of_plan import How, PlanOperations, job_operations
@@ -31,10 +33,12 @@ def check_operations(
     # Stock Megatron's operations are not ours to prove.
     if is_stock(plan):
         return
-    # Two replicas of each kind show if there is a deadlock at all; all gradients within the passes,
-    # and none, stand for the numbers between them (`schedule.orders.early_gradients`).
+    # Two replicas of each kind, and two blocks of all stages, show if there is a deadlock at all;
+    # all gradients within the passes, and none, stand for the numbers between them
+    # (`schedule.orders.early_gradients`).
     how = how or How()
-    few = PlanOperations(plan if how.dealt else _of_each_kind(plan), workload, how)
+    fewer = plan if how.dealt else _of_narrow_stages(_of_each_kind(plan), workload)
+    few = PlanOperations(fewer, workload, how)
     all_late = (ALL_LATE,) if workload.training.overlap_grad_reduce else ()
     for late in (how.deepest_late, *all_late):
         if not blocked_ranks(few.operations(late)):
@@ -48,6 +52,41 @@ def check_operations(
                 f"{where}on GPUs this plan hangs; each rank waits for the next:\n"
                 f"{describe(job, blocked)}"
             )
+
+
+def _of_narrow_stages(plan: Plan, workload: Workload) -> Plan:
+    """Return a plan with all widths divided by a common number; the narrower plan hangs if and only
+    if the other does.
+
+    The ranks of every stage form as many blocks, which hold equal parts of everything.  To exchange
+    two blocks on all stages changes no rank's list but for the names of ranks and groups.  The
+    state in which nobody can go on is one, so all blocks end alike, and two of them stand for all:
+    groups of one block stay apart from groups of several.
+    """
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    widths = {stage.shape.tensor_parallel for stage in stages}
+    common = gcd(*widths)
+    # Two blocks have as many communicators on each rank as more have, so streams are shared alike.
+    number = common // min(d for d in range(2, common + 1) if not common % d) if common > 1 else 1
+    is_plain = not any(
+        s.shape != StageShape(s.shape.tensor_parallel, s.shape.num_layers) for s in stages
+    )
+    if number == 1 or not is_plain or plan.exchange_groups or workload.model.num_experts:
+        return plan
+    # Blocks are equal where every width divides what tensor parallelism divides.
+    model = workload.model
+    parts = [units for *_, units in divided_sizes(model)] + [model.hidden_size, model.seq_length]
+    if any(units % width for units in parts for width in widths):
+        return plan
+    replicas = []
+    for replica in plan.replicas:
+        own = []
+        for stage in replica.stages:
+            width = stage.shape.tensor_parallel // number
+            shape = replace(stage.shape, tensor_parallel=width)
+            own.append(replace(stage, shape=shape, devices=()))
+        replicas.append(replace(replica, stages=tuple(own)))
+    return replace(plan, replicas=tuple(replicas), hosts=(), estimates=None)
 
 
 def _of_each_kind(plan: Plan) -> Plan:

@@ -123,6 +123,62 @@ def test_two_replicas_of_a_kind_stand_for_all() -> None:
             assert blocked_ranks(job_operations(one, asked), connections) == ()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_stages_of_half_the_width_stand_for_all(seed: int) -> None:
+    """A narrower plan hangs if the whole does, with communicators enough and with too few."""
+    drawn = random.Random(seed)
+    replicas = []
+    for _ in range(drawn.randint(1, 3)):
+        layers = drawn.choice(([4], [2, 2], [1, 1, 2]))
+        widths = [drawn.choice((4, 8)) for _ in layers]
+        stages = ",".join(f"tp{w}:{n}" for w, n in zip(widths, layers, strict=True))
+        replicas.append(f"{stages} @{drawn.randint(len(layers), 9)}")
+    whole = plan(" | ".join(replicas))
+    if len(whole.replicas) == 1:
+        ahead = sorted((drawn.randint(1, 9) for _ in whole.replicas[0].stages), reverse=True)
+        whole = _launched(whole, tuple(ahead))
+    asked = workload(
+        global_batch_size=sum(r.num_micro_batches for r in whole.replicas),
+        num_attention_heads=8,
+        hidden_size=64,
+        overlap_grad_reduce=drawn.random() < 0.5,
+        use_distributed_optimizer=drawn.random() < 0.5,
+        sequence_parallel=drawn.random() < 0.5,
+    )
+    narrow = check._of_narrow_stages(whole, asked)
+    assert narrow.layout.num_devices * 2 == whole.layout.num_devices
+    for most in (1, 6):
+        with pytest.MonkeyPatch.context() as few:
+            few.setattr(under_way, "_MOST", most)
+            for connections in (1, 4, MANY):
+                ends = [
+                    not blocked_ranks(job_operations(one, asked), connections)
+                    for one in (whole, narrow)
+                ]
+                assert ends[0] == ends[1]
+
+
+def test_a_plan_that_hangs_does_so_with_half_the_width() -> None:
+    made = _launched(plan("tp4:2,tp4:2 @24"), (20, 1))
+    asked = workload(global_batch_size=24, num_attention_heads=8, hidden_size=64)
+    narrow = check._of_narrow_stages(made, asked)
+    assert [s.shape.tensor_parallel for s in narrow.replicas[0].stages] == [2, 2]
+    with pytest.MonkeyPatch.context() as few:
+        for where in ("schedule.proof.of_plan", "plan.communication.communicators"):
+            few.setattr(f"megatron_hetero.{where}.messages_under_way", lambda *a: (1,))
+        assert blocked_ranks(job_operations(narrow, asked))
+        with pytest.raises(PlanFormatError, match=r"rank [0-7] "):
+            check_operations(made, asked)
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp3:2,tp3:2 @2", "tp4(2:1:1:1):4 @2", "tp4cp2:4 @2", "tp4:2,tp1:2 @2"]
+)
+def test_blocks_that_are_not_equal_stay(layout: str) -> None:
+    whole, asked = plan(layout), workload(num_attention_heads=8, hidden_size=64)
+    assert check._of_narrow_stages(whole, asked) is whole
+
+
 def test_messages_have_streams_of_their_own() -> None:
     """No rank of a usual pipeline has more communicators than torch has streams."""
     for depth in (2, 4, 8, 16):
