@@ -22,7 +22,8 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.calibration import Calibration, product_flops_per_s
 from megatron_hetero.cost.work.compute import PassTimes, core_attention_times
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 
 TABLES = Path(__file__).resolve().parent.parent / "benchmarks" / "tables" / "attention.json"
 BACKWARD_FLOPS = 2.5

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import Precision, TrainingSpec
 
 CATALOGUE_NAMES = {
     "A100-40": "A100-40GB",

@@ -50,7 +50,7 @@ from megatron_hetero.cost.work.calibration import (
 )
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
 from megatron_hetero.files import read_json, write_json
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 
 NUM_WEIGHTS_PER_H2 = {
     "enc-attention-qkv": 3,

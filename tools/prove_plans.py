@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from tests.runtime.all_pairs import Space
 from tests.runtime.plan_features import SPACE, TRANSFORMER_ENGINE_SPACE
 from tests.runtime.plan_generator import Case, cases

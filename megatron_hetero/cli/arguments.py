@@ -10,7 +10,8 @@ from typing import get_args
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT
-from megatron_hetero.model.spec import Sends, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Sends
 
 
 def at_least_one(text: str) -> int:

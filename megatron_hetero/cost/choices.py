@@ -14,7 +14,8 @@ from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import TokenDispatcher, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import TokenDispatcher
 
 # Sequences; larger micro-batches are not searched.
 _LARGEST_SIZE = 32

@@ -9,7 +9,7 @@ from functools import cached_property
 from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.model.recompute import Recompute as Recompute
-from megatron_hetero.model.spec import Precision, TokenDispatcher
+from megatron_hetero.model.training import Precision, TokenDispatcher
 from megatron_hetero.plan.plan import StageShape
 
 StateParts = tuple[float, ...]

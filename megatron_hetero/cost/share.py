@@ -12,7 +12,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from megatron_hetero.hashed import hashed_once
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.sharding.shards import COLUMN_BLOCK, block_edges, shard_edges
 from megatron_hetero.plan.sharding.token_shares import token_counts
 

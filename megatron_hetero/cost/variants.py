@@ -13,7 +13,8 @@ from megatron_hetero.cost.memory.states import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.stage_precision import precision_on
-from megatron_hetero.model.spec import Precision, TokenDispatcher, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Precision, TokenDispatcher
 
 
 class Variants:

@@ -1,6 +1,7 @@
 """The model and the job: from scripts (`shell`), flags and config.json (`huggingface`).
 
-spec             `Workload`, `ModelSpec`, `TrainingSpec`
+spec             `Workload`, `ModelSpec`
+training         `TrainingSpec`
 unread           parts of a script that a plan does not have
 load             a `Workload` from a script, flags or config.json
 blocks           the model as blocks with parameters and FLOPs

@@ -13,7 +13,8 @@ from collections.abc import Collection
 from typing import Literal, cast, get_args
 
 from megatron_hetero.model.flag_reader import FlagReader
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal[

@@ -9,11 +9,11 @@ from typing import Literal, cast, get_args
 
 from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.recompute import recompute_of
-from megatron_hetero.model.spec import (
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import (
     Fp8Recipe,
     FusedLoss,
     FusedScores,
-    ModelSpec,
     Precision,
     TensorOverlap,
     TokenDispatcher,

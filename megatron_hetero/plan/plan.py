@@ -16,7 +16,8 @@ from typing import Literal
 
 from megatron_hetero.cluster.makers import Library
 from megatron_hetero.hashed import value
-from megatron_hetero.model.spec import ONLY_IF_SET, Precision, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import ONLY_IF_SET, Precision
 from megatron_hetero.plan.estimates import Estimates
 
 PLAN_SCHEMA_VERSION = 1

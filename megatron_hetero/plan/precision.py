@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 
 _FROM_NARROW: tuple[Precision, ...] = ("fp16", "bf16", "fp32")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice, product
 
 from megatron_hetero.cost.choices import deals_experts, dispatchers
-from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.beside import MAX_GRIDS, Beside
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard

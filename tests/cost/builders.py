@@ -14,7 +14,8 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.layout import parse_layout

@@ -10,7 +10,8 @@ import pytest
 
 from megatron_hetero.errors import FileFormatError, ModelError, UnsupportedError, UsageError
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "a100-rtx4090" / "gpt-7b.sh"
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import GpuType, Node
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.build import canonical_hosts, in_rank_order, replica_from_shape
 from megatron_hetero.plan.estimates import DeviceEstimate, Estimates
 from megatron_hetero.plan.plan import Layout, Plan, Replica, ReplicaShape, StageShape

@@ -13,7 +13,7 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import CheckFailedError
-from megatron_hetero.model.spec import Sends
+from megatron_hetero.model.training import Sends
 from megatron_hetero.plan.file import load_plan, plan_to_data, save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.objective import Objective

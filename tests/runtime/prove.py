@@ -18,7 +18,7 @@ from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.run import data_ranks, is_drawn_alike, records, tensor_groups
 from megatron_hetero.lab.verify.small.shrink import Shrunk
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.plan_generator import NUM_STEPS, SAVED_AT, Case

@@ -22,7 +22,8 @@ from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
-from megatron_hetero.model.spec import TrainingSpec, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.communication.communicators import Communicator
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan

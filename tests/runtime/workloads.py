@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan

@@ -19,7 +19,8 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import ClusterError, FileFormatError, UnsupportedError
 from megatron_hetero.files import read_yaml, validate_document
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from tools.referees import hexiscale
 from tools.referees.hexiscale import DEVICE_TYPES, Hexiscale
 from tools.referees.hexiscale_costs import HexiscaleCosts

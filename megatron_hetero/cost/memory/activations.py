@@ -13,7 +13,8 @@ from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.recompute import WITH_SHARED_EXPERT, norms_again, recomputed
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 _STATISTIC_BYTES = 4
 

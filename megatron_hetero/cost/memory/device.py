@@ -39,7 +39,8 @@ from megatron_hetero.cost.parameters import (
 )
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 
 
 def _fp8_copies_bytes(training: TrainingSpec, gpu: GpuType) -> int:

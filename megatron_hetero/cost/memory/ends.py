@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from megatron_hetero.cost.memory.activations import layer_activation_bytes, norm_statistics
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 def mlp_activation_bytes(

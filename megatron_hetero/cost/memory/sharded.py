@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.memory.states import state_bytes
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.model.training import TrainingSpec
 
 Ints = npt.NDArray[np.int64]
 

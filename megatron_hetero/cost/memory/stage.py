@@ -10,7 +10,8 @@ from functools import cached_property
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.work.speed import cast_bytes
 from megatron_hetero.hashed import value
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 @value(frozen=True)

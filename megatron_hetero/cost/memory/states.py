@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.hashed import value
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 @value(frozen=True)

@@ -14,7 +14,8 @@ from megatron_hetero.cost.memory.activations import (
 from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.recompute import recomputed
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 _SCORES_IN_BACKWARD = 4
 """Number of tensors as large as the scores that live at once in the backward pass of the mask.

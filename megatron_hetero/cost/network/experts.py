@@ -10,7 +10,8 @@ from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.collectives import all_gather_s, reduce_scatter_s
 from megatron_hetero.cost.network.seconds import slowest_link, worst_link
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from megatron_hetero.cost.work.fused_attention import DEFAULT, AttentionEfficien
 from megatron_hetero.cost.work.products import NO_GROUPED, GemmEfficiency, GroupedCall
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
-from megatron_hetero.model.spec import Fp8Recipe, Precision
+from megatron_hetero.model.training import Fp8Recipe, Precision
 
 
 @dataclass(frozen=True)

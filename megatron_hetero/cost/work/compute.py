@@ -31,7 +31,8 @@ from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
 from megatron_hetero.model.recompute import recomputed
-from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Precision, TrainingSpec
 
 _FUSED_BACKWARD_PRODUCTS = 3, 2
 """Products of fused attention's backward pass as large as that of the scores (the scores once more,

@@ -13,7 +13,8 @@ from megatron_hetero.cost.work.compute import PassTimes, added_gradient_s, gradi
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.model.blocks import joining_params
-from megatron_hetero.model.spec import FusedLoss, ModelSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import FusedLoss
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 

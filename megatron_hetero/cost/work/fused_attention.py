@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_hetero.cluster.nodes import GpuType
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 FLASH_CAPABILITY = 8.0
 """Compute capability from which there are fused kernels of attention."""

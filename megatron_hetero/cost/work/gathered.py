@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 class Gathered(NamedTuple):

@@ -29,7 +29,8 @@ from megatron_hetero.cost.work.compute import PassTimes, slowest
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.profile import Piece, Profile
 from megatron_hetero.model.recompute import norms_again, recomputed
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 
 _EAGER_ROTATION = 7
 """Cosine, sine, negation, concatenation, two products and a sum, of queries and of keys each."""

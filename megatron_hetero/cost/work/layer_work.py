@@ -16,7 +16,8 @@ from megatron_hetero.cost.work.products import Product
 from megatron_hetero.hashed import value
 from megatron_hetero.model.blocks import router_params
 from megatron_hetero.model.recompute import norms_again, recomputed
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 class Again(NamedTuple):

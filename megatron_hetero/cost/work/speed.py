@@ -13,7 +13,7 @@ from megatron_hetero.cost.work.calibration import (
     shipped_calibration,
 )
 from megatron_hetero.cost.work.products import Product, ProductSpeed
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.model.training import TrainingSpec
 
 _CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0}
 """For each element that Transformer Engine casts to fp8: it is read, and written as it is and

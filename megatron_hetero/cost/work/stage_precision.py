@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from megatron_hetero.cluster.nodes import GpuType
-from megatron_hetero.model.spec import Precision, TrainingSpec
+from megatron_hetero.model.training import Precision, TrainingSpec
 
 _INSTEAD: tuple[Precision, ...] = ("fp16", "fp32")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.lab.kit.orders import with_interleaving, with_zero_bubble
 from megatron_hetero.lab.kit.small_job import Machine
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.runtime.transformer_engine.layers import LOCAL, TRANSFORMER_ENGINE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 
 LEARNING_RATE = {"sgd": 3e-2, "adam": 3e-4}
 OPTIMIZERS = tuple(LEARNING_RATE)

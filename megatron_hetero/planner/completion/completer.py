@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.completion.dealt import dealt_over_replicas
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.pipelines import PipelineCompleter

@@ -17,7 +17,7 @@ from megatron_hetero.cost.placing import (
 )
 from megatron_hetero.hashed import value
 from megatron_hetero.kernels import KERNELS
-from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.units import Chain, Structure

@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 from megatron_hetero.cost.memory.device import kept_sends
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.pipeline import steady_period_s
-from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.like_chains import LikeChains
 from megatron_hetero.planner.completion.stage_lines import StageOption

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from math import inf
 
-from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.optimizer_shares import by_room

@@ -9,7 +9,8 @@ from functools import lru_cache
 from megatron_hetero import __version__
 from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.model.load import workload_hash
-from megatron_hetero.model.spec import TokenDispatcher, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order

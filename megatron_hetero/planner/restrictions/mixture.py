@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.model.spec import TrainingSpec, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import stage_precisions
 

@@ -13,7 +13,8 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import InfeasiblePlanError
-from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.restrictions.one_library import unused_reason, value_of

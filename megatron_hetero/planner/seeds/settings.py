@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.cost.placement import Placement, Recompute
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem

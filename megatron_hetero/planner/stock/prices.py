@@ -20,7 +20,7 @@ from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
 from megatron_hetero.hashed import value
-from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.in_flight import num_in_flight, with_times_kept

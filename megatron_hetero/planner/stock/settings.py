@@ -7,7 +7,8 @@ from typing import Literal
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.share import TensorShare, member_shares
 from megatron_hetero.hashed import hashed_once, value
-from megatron_hetero.model.spec import ModelSpec, TokenDispatcher
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TokenDispatcher
 
 StockRecompute = Literal["as needed", "none", "selective", "full"]
 """`as needed`: as few layers by blocks as fit, the same number on every stage."""

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.bucket_groups import BucketGroups

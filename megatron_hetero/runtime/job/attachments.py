@@ -14,7 +14,8 @@ from typing import Any
 
 from megatron_hetero.flags.support.rules import reports_logits
 from megatron_hetero.flags.support.tensor_overlap import FLAG as TENSOR_OVERLAP
-from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.communication.communicators import model_communicators
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table

@@ -9,7 +9,8 @@ from typing import Any
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.flag_table import flag_table
-from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import own_precisions, stage_precisions

@@ -10,7 +10,7 @@ from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training import get_args
 from megatron.training.utils import print_rank_0
 
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync, set_gradient_sync

@@ -16,7 +16,7 @@ import torch
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import (
     mixes_precisions,

@@ -14,7 +14,8 @@ from megatron_hetero.cost.parameters import (
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import EMBEDDING, StageBucket, StageId, layer_tensors
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import TrainingSpec
 
 
 def stock_bucket_elements(num_replicas: int) -> int:

@@ -26,7 +26,8 @@ from megatron_hetero.cost.work.fused_attention import uses_flash_attention
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import FusedScores, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import FusedScores
 
 ASKED_LENGTHS = (512, 2048, 8192, 32_768, 131_072)
 """Lengths at which models of a whole step are asked."""

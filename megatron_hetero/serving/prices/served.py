@@ -12,7 +12,8 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.files import read_json
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.model.spec import ModelSpec, Precision
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.training import Precision
 
 WeightFormat = Literal["16-bit", "fp8", "int4"]
 KvFormat = Literal["16-bit", "fp8"]

@@ -14,7 +14,8 @@ from megatron_hetero.cost.memory.activations import (
 )
 from megatron_hetero.cost.memory.ends import embedding_activation_bytes, head_activation_bytes
 from megatron_hetero.cost.share import even_share, member_shares
-from megatron_hetero.model.spec import Fp8Recipe, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Fp8Recipe
 from tests.cost.builders import make_workload
 
 S, H, A = 256, 512, 8

@@ -17,7 +17,8 @@ from megatron_hetero.cost.memory.states import StateHolders, state_bytes
 from megatron_hetero.cost.parameters import layer_params, stage_params
 from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import Fp8Recipe, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Fp8Recipe
 from tests.cost.builders import FAST, make_workload
 
 

@@ -9,7 +9,7 @@ import pytest
 from megatron_hetero.cost.memory.stage import StageMemory, update_traffic_bytes
 from megatron_hetero.cost.memory.states import StateBytes, StateHolders, state_bytes
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.model.spec import Fp8Recipe
+from megatron_hetero.model.training import Fp8Recipe
 from tests.cost.builders import make_workload
 
 PARAMS = 1000

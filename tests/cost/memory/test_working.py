@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from megatron_hetero.cost.memory.working import attention_buffer_bytes, working_bytes
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.model.training import TrainingSpec
 from tests.cost.builders import make_workload
 
 TRAINING = TrainingSpec(

@@ -16,7 +16,7 @@ from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.ends import cross_entropy_times
 from megatron_hetero.files import read_json
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.model.spec import FusedLoss
+from megatron_hetero.model.training import FusedLoss
 from tests.cost.builders import FAST, make_workload
 from tests.runtime.toy_model import in_world
 

@@ -26,7 +26,8 @@ from megatron_hetero.cost.work.launches import (
 )
 from megatron_hetero.cost.work.pieces import PieceTimes, price_pieces
 from megatron_hetero.cost.work.speed import speed_of
-from megatron_hetero.model.spec import TrainingSpec, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import TrainingSpec
 from tests.cost.builders import FAST, INSIDE, estimate_plan, make_cluster, make_workload, place
 
 WORKLOAD = make_workload(hidden_size=512, num_layers=4)

@@ -17,7 +17,8 @@ from megatron_hetero.cost.work.pieces import (
     modelled_layer,
     price_pieces,
 )
-from megatron_hetero.model.spec import TokenDispatcher, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import TokenDispatcher
 from tests.cost.builders import FAST, INSIDE, SLOW, make_workload
 
 WORKLOAD = make_workload(hidden_size=1024, seq_length=1024, num_layers=4)

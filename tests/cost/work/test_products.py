@@ -18,7 +18,7 @@ from megatron_hetero.cost.work.fused_attention import DEFAULT
 from megatron_hetero.cost.work.launches import layer_launches
 from megatron_hetero.cost.work.layer_work import mlp_work
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
-from megatron_hetero.model.spec import Fp8Recipe
+from megatron_hetero.model.training import Fp8Recipe
 from tests.cost.builders import make_workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))

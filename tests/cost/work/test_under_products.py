@@ -26,7 +26,8 @@ from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.cost.work.under_products import PartExchange, layer_exchanges
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.model.spec import TensorOverlap, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import TensorOverlap
 from tests.cost.builders import make_workload
 
 GPU = gpu_type("H100-80GB")

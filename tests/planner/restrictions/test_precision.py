@@ -9,7 +9,8 @@ import pytest
 from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.faster_flags import faster_flags

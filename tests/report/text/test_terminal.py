@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.diff import Difference
 from megatron_hetero.plan.estimates import DeviceEstimate, Estimates

@@ -36,7 +36,7 @@ def tried(flags: list[str]) -> str:
     from megatron_hetero.lab.verify.options import Options
     from megatron_hetero.lab.verify.run import verify
     from megatron_hetero.model.load import load_workload
-    from megatron_hetero.model.spec import Precision
+    from megatron_hetero.model.training import Precision
     from megatron_hetero.plan.build import plan_from_layout
     from megatron_hetero.plan.layout import parse_layout
 

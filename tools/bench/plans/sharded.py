@@ -19,7 +19,8 @@ from dataclasses import replace
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.objective import Objective
 from tools.bench.jobs import ROOT, plan_or_none, step_s

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_runs import one_process_job, plan_job, read_log

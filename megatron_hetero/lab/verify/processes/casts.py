@@ -20,7 +20,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.verify.distance.start import Rounding
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import mixes_precisions, stage_precisions

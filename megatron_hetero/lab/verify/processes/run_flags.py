@@ -18,7 +18,7 @@ from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags, witho
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments
 from megatron_hetero.model.flag_table import flag_table, last_of_each
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import in_one_precision, stage_precisions
 

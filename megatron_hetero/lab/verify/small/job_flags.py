@@ -16,7 +16,8 @@ from megatron_hetero.flags.support.verification import FP8, treat
 from megatron_hetero.lab.verify.small.flag_values import OFF, SmallValues
 from megatron_hetero.lab.verify.small.shrink import RECOMPUTE_FLAGS, Shrunk, decides_recompute
 from megatron_hetero.model.flag_table import Option
-from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.model import fp8

@@ -14,7 +14,8 @@ from typing import Any
 
 from megatron_hetero.lab.verify.small.architecture import architecture_flags
 from megatron_hetero.lab.verify.small.fewer_layers import with_fewer_layers
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.schedule.stock import is_stock
 

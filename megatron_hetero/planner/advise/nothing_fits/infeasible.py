@@ -9,7 +9,7 @@ from functools import partial
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.planner.advise.capacity import MoreGpus, may_fit, may_fit_proves
 from megatron_hetero.planner.advise.nothing_fits.relaxations import (
     Settings,

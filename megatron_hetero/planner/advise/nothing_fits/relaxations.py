@@ -12,7 +12,7 @@ from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.work.compute import can_train, peak_flops_per_s
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.planner.advise.capacity import MoreGpus
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.restrictions.mixture import MIXED

@@ -9,7 +9,8 @@ from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import InfeasiblePlanError
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.advise.capacity import MoreGpus
 from megatron_hetero.planner.advise.nothing_fits import infeasible, relaxations
