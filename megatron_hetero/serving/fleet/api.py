@@ -147,7 +147,7 @@ def _plan(
         found.utilization,
         composition.cost_per_hour if has_prices(fleet.cluster) else None,
         budget_per_hour if isfinite(budget_per_hour) else None,
-        forecast_of(found.outcome, found.load, found.seconds, seed),
+        forecast_of(found.run, found.load, seed),
         any_engine,
         f"megatron-hetero {__version__}",
         _bases(fleet, composition),

@@ -106,7 +106,11 @@ class ClassForecast:
 
 @dataclass(frozen=True)
 class FleetForecast:
-    """A simulated run at `load` times the workload's rates, of `seconds` of arrivals."""
+    """A simulated run at `load` times the workload's rates, of `seconds` of arrivals.
+
+    `kept_up` are the requests that ended for each that came in the second half; None where the run
+    does not tell.
+    """
 
     load: float
     seconds: float
@@ -115,6 +119,7 @@ class FleetForecast:
     attainment: float
     num_preemptions: int
     classes: tuple[ClassForecast, ...]
+    kept_up: float | None = None
 
 
 @dataclass(frozen=True)
