@@ -126,7 +126,7 @@ def _plan(
         ),
         ServedAs(
             served.source, served.model.num_layers, served.weights, served.keys_values,
-            weight_bytes(alone),
+            weight_bytes(alone), served.is_quantized,
         ),
         tuple(
             PlannedClass(

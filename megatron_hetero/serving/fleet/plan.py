@@ -124,13 +124,22 @@ class FleetForecast:
 
 @dataclass(frozen=True)
 class ServedAs:
-    """Model and formats, in the form given to engines."""
+    """Model and formats, in the form given to engines.
+
+    `is_quantized`: the checkpoint names its format itself, and engines refuse a flag that differs.
+    """
 
     source: str
     num_layers: int
     weights: str
     keys_values: str
     weight_bytes: float
+    is_quantized: bool = False
+
+    @property
+    def is_made_fp8(self) -> bool:
+        """Return whether engines are to make fp8 weights of a checkpoint in 16 bits."""
+        return self.weights == "fp8" and not self.is_quantized
 
 
 @dataclass(frozen=True)

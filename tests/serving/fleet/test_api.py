@@ -273,3 +273,17 @@ def test_a_format_that_no_card_runs_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(InfeasiblePlanError, match=r"\(V100-32GB\) runs fp8 weights"):
         make_fleet(load_cluster(path), load_served(EXAMPLE, "fp8", "16-bit"), ENGINES["vllm"], MIX)
+
+
+@pytest.mark.parametrize("target", ["vllm", "sglang"])
+def test_engines_are_told_fp8_of_checkpoints_in_16_bits_alone(
+    target: str, largest: ServingPlan
+) -> None:
+    """They refuse a name that differs from the checkpoint's own (compressed-tensors)."""
+    engine = replace(largest.engine, name=target)  # type: ignore[arg-type]
+    for is_quantized in (False, True):
+        model = replace(largest.model, weights="fp8", is_quantized=is_quantized)
+        files, _ = fleet_files(replace(largest, model=model, engine=engine), target)
+        scripts = [f.text for f in files if "--tp-size" in f.text or "vllm serve" in f.text]
+        assert scripts
+        assert all(("--quantization fp8" in text) != is_quantized for text in scripts)
