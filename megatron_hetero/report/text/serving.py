@@ -96,7 +96,7 @@ def _simulated(forecast: FleetForecast) -> str:
         return f"{line} Whether queues grow over longer times this run does not tell."
     if forecast.kept_up < LEAST_KEPT_UP:
         line += (
-            f" The fleet falls behind: {forecast.kept_up:.0%} as many requests ended as came in "
+            f" The fleet falls behind: {forecast.kept_up:.0%} as many requests began as came in "
             "the second half. Send it less, or plan with --goal goodput, which simulates what it "
             "promises."
         )
@@ -141,10 +141,11 @@ def change_lines(change: Change) -> list[str]:
         "rates go on."
     ]
     verdict = "pays" if change.pays else "does not pay"
-    lines.append(
-        f"The new plan serves {change.gain:.3g} times what the old one would: over "
-        f"{format_duration(change.stable_s)} the change {verdict}."
-    )
+    if change.gain is None:
+        compared = "The old plan serves nothing with the GPUs that are left"
+    else:
+        compared = f"The new plan serves {change.gain:.3g} times what the old one would"
+    lines.append(f"{compared}: over {format_duration(change.stable_s)} the change {verdict}.")
     return lines
 
 

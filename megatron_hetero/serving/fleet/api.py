@@ -25,7 +25,12 @@ from megatron_hetero.serving.fleet.pools import has_prices
 from megatron_hetero.serving.fleet.search import FoundFleet, search_fleet
 from megatron_hetero.serving.fleet.unserved import refuse_unserved
 from megatron_hetero.serving.prices.basis import PriceBasis, price_basis
-from megatron_hetero.serving.prices.engine import ENGINES, Engine, EngineName
+from megatron_hetero.serving.prices.engine import (
+    ENGINES,
+    LATENT_BLOCK_TOKENS,
+    Engine,
+    EngineName,
+)
 from megatron_hetero.serving.prices.measured import EngineStep, profile_for
 from megatron_hetero.serving.prices.memory import weight_bytes
 from megatron_hetero.serving.prices.served import ServedModel
@@ -81,7 +86,10 @@ def planned_fleet(
 
 
 def _engine(name: EngineName, served: ServedModel, measured: Sequence[EngineStep]) -> Engine:
-    return replace(ENGINES[name], profile=profile_for(measured, name, served))
+    engine = replace(ENGINES[name], profile=profile_for(measured, name, served))
+    if served.model.kv_lora_rank and name != "sglang":
+        engine = replace(engine, block_tokens=LATENT_BLOCK_TOKENS)
+    return engine
 
 
 def _figure_of(

@@ -17,13 +17,14 @@ from megatron_hetero.serving.simulate.transfer import Transfers
 LEAST_REQUESTS, MOST_REQUESTS = 500, 1200
 LEAST_SECONDS = 20.0
 """Requests and seconds of arrivals of a brief run."""
-_SETTLED_STAYS, _LEAST_STAYS = 2.5, 2.0
+_SETTLED_STAYS, _LEAST_STAYS = 4.0, 2.0
 """Arrivals of a settled run, in the mean time that a request takes with full batches; and those
 that suffice to tell from the second half if the fleet keeps up."""
 _MOST_SETTLED = 8_000
 """Requests of a settled run."""
 LEAST_KEPT_UP = 0.9
-"""Ends for each arrival in the second half, below which a fleet falls behind: less is chance."""
+"""First tokens for each arrival in the second half, below which a fleet falls behind: above is
+chance.  Ends would tell less, as answers last the longer the more requests are under way."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class JudgedRun:
 
     Attributes:
         seconds: of arrivals.
-        kept_up: requests that ended for each that came in the second half; None where the run was
+        kept_up: first tokens for each request that came in the second half; None where the run was
             too short to tell, and of a trace, whose bursts may be there.
     """
 

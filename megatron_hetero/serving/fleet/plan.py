@@ -108,8 +108,8 @@ class ClassForecast:
 class FleetForecast:
     """A simulated run at `load` times the workload's rates, of `seconds` of arrivals.
 
-    `kept_up` are the requests that ended for each that came in the second half; None where the run
-    does not tell.
+    `kept_up` are the first tokens for each request that came in the second half; None where the
+    run does not tell.
     """
 
     load: float

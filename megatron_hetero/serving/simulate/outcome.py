@@ -40,7 +40,7 @@ class FleetOutcome:
     Attributes:
         seconds: from the first arrival to the last token.
         tokens_per_s: given out, over these seconds.
-        kept_up: requests that ended for each that came, in the second half of the arrivals.
+        kept_up: first tokens for each request that came, in the second half of the arrivals.
         busy: part of the time in which each replica worked.
     """
 
@@ -97,7 +97,7 @@ def _kept_up(finished: Sequence[Running]) -> float:
     last = max(moments)
     half = (min(moments) + last) / 2
     came = sum(moment >= half for moment in moments)
-    return sum(half <= r.last_s <= last for r in finished) / came
+    return sum(half <= r.first_s <= last for r in finished) / came
 
 
 def _of_class(

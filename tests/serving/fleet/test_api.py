@@ -287,3 +287,26 @@ def test_engines_are_told_fp8_of_checkpoints_in_16_bits_alone(
         scripts = [f.text for f in files if "--tp-size" in f.text or "vllm serve" in f.text]
         assert scripts
         assert all(("--quantization fp8" in text) != is_quantized for text in scripts)
+
+
+def test_latent_attention_has_blocks_that_its_kernels_take(tmp_path: Path) -> None:
+    """vLLM takes no FlashMLA and no FlashInfer kernel for a named block of 16."""
+    config = {
+        "model_type": "deepseek_v2", "vocab_size": 1000, "num_hidden_layers": 2,
+        "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 128,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "n_shared_experts": 1,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 64, "q_lora_rank": None,
+        "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64,
+        "first_k_dense_replace": 1, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    latent = load_served(tmp_path, None, "16-bit")
+    one = replace(CLUSTER, nodes=CLUSTER.nodes[:1]).without(
+        [f"{CLUSTER.nodes[0].name}:{index}" for index in (1, 2, 3)]
+    )
+    mix = replace(MIX, classes=MIX.classes[:1])
+    for served, tokens in ((latent, 64), (SERVED, 16)):
+        plan = plan_serving(one, served, mix, "cost")
+        assert plan.engine.block_tokens == tokens
+        files, _ = fleet_files(plan, "vllm")
+        assert any(f"--block-size {tokens} " in file.text for file in files)
