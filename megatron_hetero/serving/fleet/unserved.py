@@ -63,7 +63,6 @@ def unread_limits(limits: Limits) -> Iterator[str]:
         "no_tensor_parallel_across": nodes,
         "no_data_parallel_across_sites": limits.no_data_parallel_across_sites,
         "as_given": limits.as_given,
-        "memory_reserve": limits.memory_reserve_bytes,
     }
     names = [name for name, value in given.items() if value]
     if names:

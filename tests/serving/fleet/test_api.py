@@ -310,3 +310,20 @@ def test_latent_attention_has_blocks_that_its_kernels_take(tmp_path: Path) -> No
         assert plan.engine.block_tokens == tokens
         files, _ = fleet_files(plan, "vllm")
         assert any(f"--block-size {tokens} " in file.text for file in files)
+
+
+def test_a_reserve_of_memory_is_left_by_the_engine() -> None:
+    """The engine was told to fill 90 % of every card, whatever the cluster's limits keep free."""
+    one = replace(CLUSTER, nodes=CLUSTER.nodes[:1])
+    mix = replace(MIX, classes=MIX.classes[:1])
+    total = one.nodes[0].gpu_type.memory_bytes
+    plans = []
+    for reserve in (int(0.05 * total), int(0.3 * total)):
+        limits = replace(one.limits, memory_reserve_bytes=reserve)
+        plans.append(plan_serving(replace(one, limits=limits), SERVED, mix, "cost"))
+    assert [plan.engine.memory_part for plan in plans] == [0.9, 0.7]
+    held = [plan.replicas[0].kv_tokens for plan in plans]
+    fewer = 0.2 * total / SERVED.kv_bytes_per_token
+    assert held[0] - held[1] == pytest.approx(fewer, abs=17)
+    files, _ = fleet_files(plans[1], "vllm")
+    assert any("--gpu-memory-utilization 0.7 " in file.text for file in files)

@@ -81,9 +81,9 @@ def test_windows_that_requests_exceed_are_named(tmp_path: Path) -> None:
 def test_limits_that_a_fleet_does_not_keep_to_are_named() -> None:
     assert not list(unread_limits(CLUSTER.limits))
     apart = ("a", "nodes")
-    limits = Limits(num_replicas=2, memory_reserve_bytes=1, no_tensor_parallel_across=apart)
+    limits = Limits(num_replicas=2, no_tensor_parallel_across=apart)
     (note,) = unread_limits(limits)
-    assert note.endswith(": num_replicas, no_tensor_parallel_across, memory_reserve")
+    assert note.endswith(": num_replicas, no_tensor_parallel_across")
 
 
 def test_a_class_without_deadlines_is_served() -> None:
