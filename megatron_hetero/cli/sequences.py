@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,9 +13,10 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.unread import MEGATRON_FLAGS
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import write_text
 from megatron_hetero.model.arguments import command_line_words, group_arguments
+from megatron_hetero.model.attention_window import attention_window
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.report.page.dealt_step import dealt_step_figure
 from megatron_hetero.sequences.advice import SequencePlan, plan_sequences
@@ -59,7 +59,7 @@ def run_sequences(
             f"{model.max_position_embeddings:,} positions: training refuses it. Give more "
             "--max-position-embeddings, or --position-embedding-type rope"
         )
-    window = attention_window(workload.megatron_args)
+    window = window_of_all_layers(workload.megatron_args)
     # Once with the exchanges that the runtime trains, once with every kind.
     groups, any_exchange = (
         cluster_groups(cluster, workload, profile, window=window, exchanges=exchanges)
@@ -82,29 +82,20 @@ def run_sequences(
     return 0
 
 
-def attention_window(megatron_args: Sequence[str]) -> int | None:
-    """Return the most keys that a query sees, itself included, by `--window-size`; None if no
-    window is set.
+def window_of_all_layers(megatron_args: Sequence[str]) -> int | None:
+    """Return the most keys that a query sees in every layer; None if no window is set.
 
     Raises:
         UsageError: the window is not two numbers.
         UnsupportedError: some layers have a window and others none.
     """
-    # The last occurrence of a flag holds.
-    given = {a.flag: a for a in group_arguments(command_line_words(megatron_args))}
+    given = {a.flag for a in group_arguments(command_line_words(megatron_args))}
     if "--window-attn-skip-freq" in given:
         raise UnsupportedError(
             "--window-attn-skip-freq: layers with and without a window are not priced together "
             "yet; leave it out to plan as if all layers had the window"
         )
-    if "--window-size" not in given:
-        return None
-    text = " ".join(given["--window-size"].words or ())
-    # Two numbers, with or without parentheses around them.
-    found = re.fullmatch(r"--window-size \(?(-?[0-9]+), ?(-?[0-9]+)\)?", text)
-    if found is None:
-        raise UsageError(f"{text}: a window is two numbers, as in --window-size 1023,0")
-    return int(found[1]) + 1 if int(found[1]) >= 0 else None
+    return attention_window(megatron_args)
 
 
 def _heading(made: SequencePlan) -> list[str]:

@@ -22,7 +22,12 @@ from megatron_hetero.serving.fleet.file import (
 )
 from megatron_hetero.serving.fleet.plan import Goal
 from megatron_hetero.serving.fleet.story import story_of
-from megatron_hetero.serving.fleet.unserved import beyond_positions, not_stored
+from megatron_hetero.serving.fleet.unserved import (
+    beyond_positions,
+    beyond_window,
+    not_stored,
+    unread_limits,
+)
 from megatron_hetero.serving.prices.engine import EngineName
 from megatron_hetero.serving.prices.profile_file import read_measured_steps
 from megatron_hetero.serving.prices.served import KvFormat, WeightFormat, load_served
@@ -135,7 +140,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     cluster = load_cluster(arguments.cluster)
     served = load_served(arguments.model, arguments.weights, arguments.kv)
     mix = load_request_mix(arguments.workload)
-    for note in (*not_stored(served), *beyond_positions(served, mix)):
+    for note in (
+        *unread_limits(cluster.limits),
+        *not_stored(served),
+        *beyond_positions(served, mix),
+        *beyond_window(served, mix),
+    ):
         output.note(note)
     measured = read_measured_steps(arguments.profile, {n.gpu_type.name for n in cluster.nodes})
     with output.progress("composing and simulating"):

@@ -12,6 +12,7 @@ kinds_of_layers  flags of experts, dense layers among them, and latent attention
 flag_reader      typed reading of flags, with the place of every refusal
 flag_table       Megatron's flags as data, without torch
 arguments        an argument vector as flags with values
+attention_window the window of attention that flags set
 tokenizer        vocabulary sizes that tokenizers say
 launched         the command of a script that starts training
 megatron_release the release of Megatron that the package follows

@@ -32,7 +32,8 @@ class Change:
         stops, starts: others.
         reload_s: until the last new replica serves.
         kept_part: of the old plan's rates that go on meanwhile.
-        gain: of the scale, new over old; below 1 where machines were lost.
+        gain: of the scale, new over old; below 1 where machines were lost; None where the old plan
+            serves nothing, as none of its replicas is left.
         pays: whether the change serves more over `stable_s`.
     """
 
@@ -41,7 +42,7 @@ class Change:
     starts: tuple[str, ...]
     reload_s: float
     kept_part: float
-    gain: float
+    gain: float | None
     stable_s: float
     pays: bool
 
@@ -90,7 +91,7 @@ def compare_plans(
         tuple(replica.name for replica in starts),
         reload_s,
         kept_part,
-        new.scale / before_scale if before_scale else float("inf"),
+        new.scale / before_scale if before_scale else None,
         stable_s,
         new_served > before_scale * stable_s,
     )

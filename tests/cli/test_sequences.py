@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.main import main
-from megatron_hetero.cli.sequences import attention_window
+from megatron_hetero.cli.sequences import window_of_all_layers
 from megatron_hetero.errors import UnsupportedError, UsageError
 from tools.drawn_lengths import lengths_of, written_lengths
 
@@ -98,14 +98,14 @@ def test_what_cannot_be_is_refused(
 
 
 def test_a_window_is_read_from_the_jobs_flags() -> None:
-    assert attention_window(FLAGS) is None
-    assert attention_window([*FLAGS, "--window-size", "1023,0"]) == 1024
-    assert attention_window([*FLAGS, "--window-size=(127,0)"]) == 128
-    assert attention_window([*FLAGS, "--window-size", "-1,0"]) is None
+    assert window_of_all_layers(FLAGS) is None
+    assert window_of_all_layers([*FLAGS, "--window-size", "1023,0"]) == 1024
+    assert window_of_all_layers([*FLAGS, "--window-size=(127,0)"]) == 128
+    assert window_of_all_layers([*FLAGS, "--window-size", "-1,0"]) is None
     with pytest.raises(UsageError, match="two numbers"):
-        attention_window([*FLAGS, "--window-size", "1024"])
+        window_of_all_layers([*FLAGS, "--window-size", "1024"])
     with pytest.raises(UnsupportedError, match="skip-freq"):
-        attention_window([*FLAGS, "--window-size", "1023,0", "--window-attn-skip-freq", "2"])
+        window_of_all_layers([*FLAGS, "--window-size", "1023,0", "--window-attn-skip-freq", "2"])
 
 
 def test_a_picture_needs_sequences(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.report.text.serving import change_lines
 from megatron_hetero.serving.fleet.file import load_serving_plan
 from megatron_hetero.serving.fleet.plan import Phase, PlannedReplica, PlannedStage, ServingPlan
 from megatron_hetero.serving.prices.engine import EngineName
@@ -41,6 +43,16 @@ def test_a_side_of_hand_overs_that_is_lost_takes_the_other_with_it(tmp_path: Pat
     assert left("l40s-0:2") == 0.5
     # A whole machine may be idle, too.
     assert left("l40s-0") == 0.0
+
+
+def test_a_fleet_that_is_lost_whole_has_a_comparison_for_programs_too(tmp_path: Path) -> None:
+    """The gain was infinite, which is no JSON: a traceback."""
+    plan = _fleet(tmp_path, "vllm", "both")
+    change = compare_plans(plan, replace(plan, replicas=plan.replicas), 3600.0, old_scale=0.0)
+    assert change.gain is None
+    assert change.pays
+    json.dumps(asdict(change), allow_nan=False)
+    assert "serves nothing with the GPUs that are left" in change_lines(change)[1]
 
 
 def test_a_replica_on_a_card_of_another_type_is_lost(tmp_path: Path) -> None:

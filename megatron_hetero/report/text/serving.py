@@ -7,7 +7,8 @@ from collections import Counter
 from rich import box
 from rich.table import Table
 
-from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
+from megatron_hetero.serving.fleet.forecast import LEAST_KEPT_UP
+from megatron_hetero.serving.fleet.plan import FleetForecast, PlannedReplica, ServingPlan
 from megatron_hetero.serving.replan import Change
 from megatron_hetero.units import format_duration
 
@@ -80,15 +81,26 @@ def _lines(plan: ServingPlan) -> list[str]:
         if plan.cost_per_hour is not None:
             lines.append(f"Costs {plan.cost_per_hour:g} an hour.")
     if plan.forecast is not None:
-        lines.append(
-            f"Simulated: {plan.forecast.load:.3g} times the rates for "
-            f"{format_duration(plan.forecast.seconds)} of arrivals, "
-            f"{plan.forecast.tokens_per_s:.0f} tokens/s, deadlines kept by "
-            f"{plan.forecast.attainment:.0%} of the requests."
-        )
+        lines.append(_simulated(plan.forecast))
     if plan.any_engine is not None:
         lines.append(_restriction(plan))
     return [*lines, *price_lines(plan)]
+
+
+def _simulated(forecast: FleetForecast) -> str:
+    line = (
+        f"Simulated: {forecast.load:.3g} times the rates for {format_duration(forecast.seconds)} "
+        f"of arrivals, deadlines kept by {forecast.attainment:.0%} of the requests."
+    )
+    if forecast.kept_up is None:
+        return f"{line} Whether queues grow over longer times this run does not tell."
+    if forecast.kept_up < LEAST_KEPT_UP:
+        line += (
+            f" The fleet falls behind: {forecast.kept_up:.0%} as many requests began as came in "
+            "the second half. Send it less, or plan with --goal goodput, which simulates what it "
+            "promises."
+        )
+    return line
 
 
 def price_lines(plan: ServingPlan) -> list[str]:
@@ -129,10 +141,11 @@ def change_lines(change: Change) -> list[str]:
         "rates go on."
     ]
     verdict = "pays" if change.pays else "does not pay"
-    lines.append(
-        f"The new plan serves {change.gain:.3g} times what the old one would: over "
-        f"{format_duration(change.stable_s)} the change {verdict}."
-    )
+    if change.gain is None:
+        compared = "The old plan serves nothing with the GPUs that are left"
+    else:
+        compared = f"The new plan serves {change.gain:.3g} times what the old one would"
+    lines.append(f"{compared}: over {format_duration(change.stable_s)} the change {verdict}.")
     return lines
 
 

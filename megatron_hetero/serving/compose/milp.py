@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import ceil, inf, isfinite
 from typing import Any
 
-from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.serving.compose.milp_rows import MilpRows
 from megatron_hetero.serving.compose.problem import Composing, Composition
 
@@ -31,6 +31,7 @@ def serve_most(problem: Composing, gap: float = 1e-4, time_limit_s: float = inf)
         time_limit_s: after which the best so far is taken; infinite for the same answer everywhere.
     Raises:
         InfeasiblePlanError: nothing can serve a class, or nothing fits the budget.
+        UsageError: a class is too rare for the programme.
     """
     problem.check()
     smaller = problem.without_dominated()
@@ -45,6 +46,7 @@ def serve_most(problem: Composing, gap: float = 1e-4, time_limit_s: float = inf)
             f"{problem.budget_per_hour:g} an hour buys no set of replicas that serves every class; "
             "raise the budget, or leave out the class that needs the dearest machines"
         )
+    _refuse_lost(problem, found)
     return found
 
 
@@ -54,6 +56,7 @@ def serve_cheapest(problem: Composing, gap: float = 1e-4, time_limit_s: float = 
     Raises:
         InfeasiblePlanError: the machines cannot serve the demand; the message says how much of it
             they can.
+        UsageError: a class is too rare for the programme.
     """
     problem.check()
     smaller = problem.without_dominated()
@@ -65,6 +68,7 @@ def serve_cheapest(problem: Composing, gap: float = 1e-4, time_limit_s: float = 
             f"these machines serve {part:.3g} times the workload's rates at most, within the "
             "deadlines and the budget; lower the rates, or add machines"
         )
+    _refuse_lost(problem, found)
     return found
 
 
@@ -89,6 +93,17 @@ def serve_with(problem: Composing, counts: Mapping[str, int]) -> Composition | N
             return None
         programme.lower[column] = programme.upper[column] = float(counts[offer.name])
     return programme.solve(0.0, inf)
+
+
+def _refuse_lost(problem: Composing, found: Composition) -> None:
+    """Refuse a class so rare that the solver's tolerance takes it for served by nothing."""
+    for number, name in enumerate(problem.class_names):
+        if problem.demand[number] > 0 and not any(r[number] for r in found.rates.values()):
+            raise UsageError(
+                f'class "{name}": {problem.demand[number]:.3g} requests a second are less than the '
+                "programme tells from none; give a rate of 0.0001 or more (of a trace: a higher "
+                "speed), or leave the class out"
+            )
 
 
 class _MilpProblem(MilpRows):

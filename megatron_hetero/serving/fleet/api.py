@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, isfinite
+from math import floor, inf, isfinite
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.spec import Cluster
@@ -25,7 +25,12 @@ from megatron_hetero.serving.fleet.pools import has_prices
 from megatron_hetero.serving.fleet.search import FoundFleet, search_fleet
 from megatron_hetero.serving.fleet.unserved import refuse_unserved
 from megatron_hetero.serving.prices.basis import PriceBasis, price_basis
-from megatron_hetero.serving.prices.engine import ENGINES, Engine, EngineName
+from megatron_hetero.serving.prices.engine import (
+    ENGINES,
+    LATENT_BLOCK_TOKENS,
+    Engine,
+    EngineName,
+)
 from megatron_hetero.serving.prices.measured import EngineStep, profile_for
 from megatron_hetero.serving.prices.memory import weight_bytes
 from megatron_hetero.serving.prices.served import ServedModel
@@ -70,18 +75,26 @@ def planned_fleet(
             "cluster.yaml has no prices: give its machines or gpu_types a price_per_hour, or leave "
             "--budget, --goal cost and max_price_per_hour out"
         )
-    fleet = make_fleet(cluster, served, _engine(engine, served, measured), mix)
+    fleet = make_fleet(cluster, served, _engine(engine, cluster, served, measured), mix)
     refuse_unserved(fleet)
     found = search_fleet(fleet, goal, budget_per_hour, gap, seed)
     other = None
     if compares_engines and engine != "any":
-        unbound = _engine("any", served, measured)
+        unbound = _engine("any", cluster, served, measured)
         other = _figure_of(unbound, cluster, served, mix, goal, budget_per_hour, gap)
     return _plan(fleet, found, goal, budget_per_hour, seed, other), fleet, found
 
 
-def _engine(name: EngineName, served: ServedModel, measured: Sequence[EngineStep]) -> Engine:
-    return replace(ENGINES[name], profile=profile_for(measured, name, served))
+def _engine(
+    name: EngineName, cluster: Cluster, served: ServedModel, measured: Sequence[EngineStep]
+) -> Engine:
+    engine = replace(ENGINES[name], profile=profile_for(measured, name, served))
+    if served.model.kv_lora_rank and name != "sglang":
+        engine = replace(engine, block_tokens=LATENT_BLOCK_TOKENS)
+    # Engines take one part of every card: the smallest one says which leaves the reserve.
+    smallest = min(node.gpu_type.memory_bytes for node in cluster.nodes)
+    left = 1 - (cluster.limits.memory_reserve_bytes or 0) / smallest
+    return replace(engine, memory_part=min(engine.memory_part, max(0.0, floor(left * 100) / 100)))
 
 
 def _figure_of(
@@ -126,7 +139,7 @@ def _plan(
         ),
         ServedAs(
             served.source, served.model.num_layers, served.weights, served.keys_values,
-            weight_bytes(alone),
+            weight_bytes(alone), served.is_quantized,
         ),
         tuple(
             PlannedClass(
@@ -147,7 +160,7 @@ def _plan(
         found.utilization,
         composition.cost_per_hour if has_prices(fleet.cluster) else None,
         budget_per_hour if isfinite(budget_per_hour) else None,
-        forecast_of(found.outcome, found.load, found.seconds, seed),
+        forecast_of(found.run, found.load, seed),
         any_engine,
         f"megatron-hetero {__version__}",
         _bases(fleet, composition),

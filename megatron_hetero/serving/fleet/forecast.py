@@ -1,6 +1,8 @@
-"""A composition of a fleet, simulated."""
+"""A composition of a fleet, simulated: briefly, and until its batches are full."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.offers import Fleet
@@ -14,7 +16,69 @@ from megatron_hetero.serving.simulate.transfer import Transfers
 
 LEAST_REQUESTS, MOST_REQUESTS = 500, 1200
 LEAST_SECONDS = 20.0
-"""Requests and seconds of arrivals to simulate: queues take the time of some requests to fill."""
+"""Requests and seconds of arrivals of a brief run."""
+_SETTLED_STAYS, _LEAST_STAYS = 4.0, 2.0
+"""Arrivals of a settled run, in the mean time that a request takes with full batches; and those
+that suffice to tell from the second half if the fleet keeps up."""
+_MOST_SETTLED = 8_000
+"""Requests of a settled run."""
+LEAST_KEPT_UP = 0.9
+"""First tokens for each arrival in the second half, below which a fleet falls behind: above is
+chance.  Ends would tell less, as answers last the longer the more requests are under way."""
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A simulated run, as far as it tells if a fleet keeps up.
+
+    Attributes:
+        seconds: of arrivals.
+        kept_up: first tokens for each request that came in the second half; None where the run was
+            too short to tell, and of a trace, whose bursts may be there.
+    """
+
+    outcome: FleetOutcome
+    seconds: float
+    kept_up: float | None
+
+    def holds(self, attainment: float) -> bool:
+        """Tell if every class keeps its deadlines, and the fleet does not fall behind."""
+        keeps_up = self.kept_up is None or self.kept_up >= LEAST_KEPT_UP
+        return keeps_up and self.outcome.holds(attainment)
+
+
+def judge(fleet: Fleet, found: Composition, load: float = 1.0, seed: int = 0) -> JudgedRun:
+    """Simulate a fleet until its batches are full: a brief run ends where they begin to be.
+
+    A fleet that misses its deadlines in a brief run is not simulated for longer.
+
+    Args:
+        fleet: prices and classes.
+        found: how many replicas of each offer run, and what each serves.
+        load: multiple of the workload's rates.
+        seed: of arrivals and lengths.
+    """
+    outcome, seconds = simulate(fleet, found, load, seed=seed)
+    stay_s = _mean_stay_s(fleet, found)
+    rate = load * sum(fleet.mix.demand)
+    settled_s = min(_SETTLED_STAYS * stay_s, _MOST_SETTLED / rate)
+    if seconds < settled_s and outcome.holds(fleet.mix.attainment):
+        outcome, seconds = simulate(fleet, found, load, settled_s, seed)
+    is_told = not fleet.mix.trace and seconds >= _LEAST_STAYS * stay_s
+    return JudgedRun(outcome, seconds, outcome.kept_up if is_told else None)
+
+
+def _mean_stay_s(fleet: Fleet, found: Composition) -> float:
+    """Return the mean time of a request, with the batches of the plan."""
+    total = 0.0
+    for name, rates in found.rates.items():
+        offered = fleet.offered[name]
+        for kind, rate, served in zip(fleet.mix.classes, rates, offered.by_class, strict=True):
+            later = max(0.0, kind.output_tokens.mean - 1) if offered.phase != "prefill" else 0.0
+            # Prefill apart is a part of a request that also decodes elsewhere.
+            total += rate * ((offered.phase != "decode") * served.first_token_s)
+            total += rate * later * served.between_tokens_s
+    return total / (found.scale * sum(fleet.mix.demand))
 
 
 def simulate(
@@ -81,11 +145,12 @@ def simulated_replicas(fleet: Fleet, found: Composition) -> list[SimulatedReplic
     return replicas
 
 
-def forecast_of(outcome: FleetOutcome, load: float, seconds: float, seed: int) -> FleetForecast:
-    """Return the part of an outcome that a plan keeps."""
+def forecast_of(run: JudgedRun, load: float, seed: int) -> FleetForecast:
+    """Return the part of a run that a plan keeps."""
+    outcome = run.outcome
     return FleetForecast(
-        load, seconds, seed, outcome.tokens_per_s, outcome.overall.attainment,
-        outcome.num_preemptions, tuple(map(_class, outcome.classes)),
+        load, run.seconds, seed, outcome.tokens_per_s, outcome.overall.attainment,
+        outcome.num_preemptions, tuple(map(_class, outcome.classes)), run.kept_up,
     )  # fmt: skip
 
 

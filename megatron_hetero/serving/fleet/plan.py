@@ -106,7 +106,11 @@ class ClassForecast:
 
 @dataclass(frozen=True)
 class FleetForecast:
-    """A simulated run at `load` times the workload's rates, of `seconds` of arrivals."""
+    """A simulated run at `load` times the workload's rates, of `seconds` of arrivals.
+
+    `kept_up` are the first tokens for each request that came in the second half; None where the
+    run does not tell.
+    """
 
     load: float
     seconds: float
@@ -115,17 +119,27 @@ class FleetForecast:
     attainment: float
     num_preemptions: int
     classes: tuple[ClassForecast, ...]
+    kept_up: float | None = None
 
 
 @dataclass(frozen=True)
 class ServedAs:
-    """Model and formats, in the form given to engines."""
+    """Model and formats, in the form given to engines.
+
+    `is_quantized`: the checkpoint names its format itself, and engines refuse a flag that differs.
+    """
 
     source: str
     num_layers: int
     weights: str
     keys_values: str
     weight_bytes: float
+    is_quantized: bool = False
+
+    @property
+    def is_made_fp8(self) -> bool:
+        """Return whether engines are to make fp8 weights of a checkpoint in 16 bits."""
+        return self.weights == "fp8" and not self.is_quantized
 
 
 @dataclass(frozen=True)

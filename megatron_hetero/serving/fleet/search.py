@@ -15,10 +15,9 @@ from math import inf, isfinite
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.milp import serve_cheapest, serve_most, serve_with
 from megatron_hetero.serving.compose.problem import ROUTES, Composition
-from megatron_hetero.serving.fleet.forecast import simulate
+from megatron_hetero.serving.fleet.forecast import JudgedRun, judge, simulate
 from megatron_hetero.serving.fleet.offers import Fleet
 from megatron_hetero.serving.fleet.plan import Goal
-from megatron_hetero.serving.simulate.outcome import FleetOutcome
 
 # Parts of a replica's time to plan for: the less, the shorter are queues.
 _UTILIZATIONS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
@@ -31,7 +30,7 @@ _LOAD_STEPS = 5
 
 @dataclass(frozen=True)
 class FoundFleet:
-    """Composition of a fleet with its simulated outcome.
+    """Composition of a fleet with its simulated run.
 
     Attributes:
         load: multiple of the workload's rates at which it was simulated; the largest that keeps
@@ -41,9 +40,8 @@ class FoundFleet:
 
     composition: Composition
     at_full_time: Composition
-    outcome: FleetOutcome
+    run: JudgedRun
     load: float
-    seconds: float
     utilization: float
 
 
@@ -69,8 +67,7 @@ def search_fleet(
     if goal == "throughput":
         # At the rates that it was made for every queue is full; a little below they are not.
         load = 0.9 * whole.scale
-        outcome, seconds = simulate(fleet, whole, load, seed=seed)
-        return FoundFleet(whole, whole, outcome, load, seconds, 1.0)
+        return FoundFleet(whole, whole, judge(fleet, whole, load, seed), load, 1.0)
     # Both routes together may be best in rates and still lose to one of them in queues.
     best: FoundFleet | None = None
     for routes in _WAYS:
@@ -83,13 +80,17 @@ def search_fleet(
             best = judged
     if best is None or best.load <= 0:
         raise InfeasiblePlanError(_no_deadlines(fleet))
-    return _improved(fleet, best, budget_per_hour, seed)
+    improved = _improved(fleet, best, budget_per_hour, seed)
+    settled = _goodput(fleet, improved.composition, whole, seed, improved.load, is_settled=True)
+    if settled.load <= 0:
+        raise InfeasiblePlanError(_no_deadlines(fleet))
+    return settled
 
 
 def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> FoundFleet:
     whole = serve_cheapest(fleet.composing(budget_per_hour), gap)
     best: FoundFleet | None = None
-    last: FleetOutcome | None = None
+    last: JudgedRun | None = None
     # The fullest use first: it is the cheapest, and the first that holds is taken.
     for utilization in (1.0, *_UTILIZATIONS):
         for routes in _WAYS:
@@ -101,30 +102,40 @@ def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> Fo
             # A dearer fleet need not be simulated.
             if best is not None and made.cost_per_hour >= best.composition.cost_per_hour:
                 continue
-            outcome, seconds = simulate(fleet, made, seed=seed)
-            last = outcome
-            if outcome.holds(fleet.mix.attainment):
-                best = FoundFleet(made, whole, outcome, 1.0, seconds, utilization)
+            last = judge(fleet, made, seed=seed)
+            if last.holds(fleet.mix.attainment):
+                best = FoundFleet(made, whole, last, 1.0, utilization)
         if best is not None:
             return best
-    kept = f"{last.overall.attainment:.0%}" if last else "none"
+    kept = f"{last.outcome.overall.attainment:.0%}" if last else "none"
     raise InfeasiblePlanError(
         f"no fleet of these machines keeps the deadlines for {fleet.mix.attainment:.0%} of every "
-        f"class at the workload's rates (the last one tried: {kept} of all); give later deadlines, "
-        "lower rates or a larger budget, or add machines"
+        "class at the workload's rates, and keeps up with these (the last one tried: deadlines of "
+        f"{kept} of all); give later deadlines, lower rates or a larger budget, or add machines"
     )
 
 
-def _goodput(fleet: Fleet, made: Composition, whole: Composition, seed: int) -> FoundFleet:
-    """Find the largest load at which a fleet meets all deadlines, by bisection."""
+def _goodput(
+    fleet: Fleet,
+    made: Composition,
+    whole: Composition,
+    seed: int,
+    most: float | None = None,
+    is_settled: bool = False,
+) -> FoundFleet:
+    """Find the largest load at which a fleet meets all deadlines, by bisection, from `most` (None:
+    its scale) down; in brief runs, or in settled ones."""
     # Between a load that holds (0 at first) and one that does not.
-    low, high = 0.0, made.scale
-    best: tuple[FleetOutcome, float] | None = None
+    low, high = 0.0, made.scale if most is None else most
+    best: JudgedRun | None = None
     load = high
     for _ in range(_LOAD_STEPS):
-        outcome, seconds = simulate(fleet, made, load, seed=seed)
-        if outcome.holds(fleet.mix.attainment):
-            low, best = load, (outcome, seconds)
+        if is_settled:
+            run = judge(fleet, made, load, seed)
+        else:
+            run = JudgedRun(*simulate(fleet, made, load, seed=seed), None)
+        if run.holds(fleet.mix.attainment):
+            low, best = load, run
         else:
             high = load
         # Closer is finer than the simulation itself.
@@ -133,9 +144,8 @@ def _goodput(fleet: Fleet, made: Composition, whole: Composition, seed: int) -> 
         load = (low + high) / 2
     # No load held: the outcome of the lightest one tried says by how much.
     if best is None:
-        best = simulate(fleet, made, load, seed=seed)
-    outcome, seconds = best
-    return FoundFleet(made, whole, outcome, low, seconds, 1.0)
+        best = JudgedRun(*simulate(fleet, made, load, seed=seed), None)
+    return FoundFleet(made, whole, best, low, 1.0)
 
 
 def _improved(fleet: Fleet, start: FoundFleet, budget_per_hour: float, seed: int) -> FoundFleet:

@@ -1,9 +1,11 @@
-"""Why no replica serves a class of requests: its length, or which of its deadlines."""
+"""Why no replica serves a class of requests: its length, or which of its deadlines; and what the
+figures of a plan leave out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.problem import ROUTES
 from megatron_hetero.serving.fleet.offers import Fleet
@@ -29,10 +31,44 @@ def beyond_positions(served: ServedModel, mix: RequestMix) -> Iterator[str]:
 def not_stored(served: ServedModel) -> Iterator[str]:
     """Yield a note on weights in a format that engines cannot make of the checkpoint's."""
     # Weights of 16 bits are made fp8 as they are loaded; int4 needs a calibrated checkpoint.
-    if served.weights == "int4" and served.stored is None:
+    if served.weights == "int4" and not served.is_quantized:
         yield (
             f"{served.source} has no quantization_config: engines load 16-bit weights from it; for "
             "this plan give them a checkpoint in int4 (AWQ, GPTQ)"
+        )
+
+
+def beyond_window(served: ServedModel, mix: RequestMix) -> Iterator[str]:
+    """Yield a note where windows of attention make requests cheaper than they are priced."""
+    window = served.window
+    names = [
+        f'"{kind.name}"' for kind in mix.classes if window is not None and kind.most_tokens > window
+    ]
+    if names:
+        yield (
+            f"{served.source} attends to {window:,} tokens at most in layers with a window; "
+            f"requests of {', '.join(names)} are longer, and their keys, values and attention are "
+            "priced as of full attention: engines may hold and serve more than the plan says"
+        )
+
+
+def unread_limits(limits: Limits) -> Iterator[str]:
+    """Yield a note on limits of cluster.yaml that a fleet does not keep to."""
+    # Tensor-parallel groups never leave a machine here.
+    nodes = [n for n in limits.no_tensor_parallel_across if n not in ("nodes", "sites")]
+    given = {
+        "num_replicas": limits.num_replicas,
+        "first_stage": limits.first_stage_nodes,
+        "last_stage": limits.last_stage_nodes,
+        "no_tensor_parallel_across": nodes,
+        "no_data_parallel_across_sites": limits.no_data_parallel_across_sites,
+        "as_given": limits.as_given,
+    }
+    names = [name for name, value in given.items() if value]
+    if names:
+        yield (
+            "limits of cluster.yaml that hold for training alone, and not for this plan: "
+            f"{', '.join(names)}"
         )
 
 

@@ -35,7 +35,7 @@ def sglang_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
         "--chunked-prefill-size", str(settings.max_batched_tokens),
         "--max-running-requests", str(replica.max_sequences),
     ]  # fmt: skip
-    if plan.model.weights == "fp8":
+    if plan.model.is_made_fp8:
         argv += ["--quantization", "fp8"]
     if plan.model.keys_values == "fp8":
         argv += ["--kv-cache-dtype", "fp8_e5m2"]

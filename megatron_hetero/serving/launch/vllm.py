@@ -15,9 +15,6 @@ from megatron_hetero.serving.launch.processes import (
     visible_gpus,
 )
 
-_QUANTIZATION = {"fp8": ("--quantization", "fp8"), "int4": (), "16-bit": ()}
-"""int4 comes with the checkpoint (AWQ, GPTQ), which says so itself."""
-
 
 def vllm_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
     """Return the command of one process."""
@@ -34,8 +31,10 @@ def vllm_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
         # Where the model's positions are more than keys and values have room for, vLLM would not
         # start.
         "--max-model-len", "auto",
-        *_QUANTIZATION[plan.model.weights],
     ]  # fmt: skip
+    # A quantised checkpoint says so itself, and vLLM refuses a name beside it that differs.
+    if plan.model.is_made_fp8:
+        argv += ["--quantization", "fp8"]
     if plan.model.keys_values == "fp8":
         argv += ["--kv-cache-dtype", "fp8"]
     # vLLM divides layers evenly unless it is told.

@@ -45,3 +45,7 @@ ENGINES: dict[EngineName, Engine] = {
     # No engine runs such pipelines yet: for the price of that restriction.
     "any": Engine("any", runs_unlike_widths=True),
 }
+
+LATENT_BLOCK_TOKENS = 64
+"""vLLM's block for latent attention: FlashMLA and FlashInfer have kernels for it and not for 16,
+and a size that is named rules out the kernels that lack it."""

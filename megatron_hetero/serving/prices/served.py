@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.files import read_json
+from megatron_hetero.model.attention_window import attention_window
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.model.training import Precision
@@ -35,7 +36,9 @@ class ServedModel:
         weights: format of the matrices of layers; embedding and head stay in 16 bits.
         keys_values: format of the KV cache.
         most_tokens: tokens of a request that the model has positions for; None where that is open.
-        stored: format of the checkpoint's matrices; None: its config names none.
+        stored: format of the checkpoint's matrices; None: its config names none that is priced.
+        is_quantized: whether the checkpoint says by itself how engines are to read it.
+        window: most tokens that a token attends to in the layers that have a window; None: all do.
     """
 
     model: ModelSpec
@@ -44,6 +47,8 @@ class ServedModel:
     keys_values: KvFormat = "16-bit"
     most_tokens: int | None = None
     stored: WeightFormat | None = None
+    is_quantized: bool = False
+    window: int | None = None
 
     @property
     def weight_bytes(self) -> float:
@@ -136,7 +141,8 @@ def load_served(path: Path | str, weights: str | None, keys_values: str) -> Serv
             f"{file}: attention with learned softmax offsets alternates with windows of tokens; "
             "the KV cache of windows is not priced yet"
         )
-    own = _own_format(file, weights) if is_config else None
+    quantization = _quantization(file) if is_config else None
+    own = _own_format(file, quantization, weights) if quantization is not None else None
     # Engines are given the folder.
     source = str(file.parent if file.name == "config.json" else folder)
     # Positions that are stretched by a factor reach further than the config's number.
@@ -144,20 +150,31 @@ def load_served(path: Path | str, weights: str | None, keys_values: str) -> Serv
     is_plain &= "--rotary-seq-len-interpolation-factor" not in workload.megatron_args
     most = model.max_position_embeddings if is_plain else None
     chosen = weights or own or "16-bit"
-    return ServedModel(model, source, chosen, keys_values, most, own)  # type: ignore[arg-type]
+    is_quantized = quantization is not None
+    return ServedModel(
+        model, source, chosen, keys_values, most, own, is_quantized,  # type: ignore[arg-type]
+        attention_window(workload.megatron_args),
+    )  # fmt: skip
 
 
-def _own_format(file: Path, wanted: str | None) -> WeightFormat | None:
-    """Return the format that a checkpoint's `quantization_config` names; None where it has none.
+def _quantization(file: Path) -> dict[str, Any] | None:
+    """Return what a checkpoint says of its format: in its config, or in ModelOpt's file beside it,
+    where engines look for it too."""
+    data = read_json(file).data
+    found = data.get("quantization_config") if isinstance(data, dict) else None
+    if isinstance(found, dict):
+        return found
+    beside = file.parent / "hf_quant_config.json"
+    return {"quant_method": "modelopt"} if beside.is_file() else None
+
+
+def _own_format(file: Path, found: dict[str, Any], wanted: str | None) -> WeightFormat | None:
+    """Return the format that a checkpoint names; None where it is not priced, and one is wanted.
 
     Raises:
         UnsupportedError: its format is not priced, and none is wanted.
         UsageError: another format is wanted.
     """
-    data = read_json(file).data
-    found = data.get("quantization_config") if isinstance(data, dict) else None
-    if not isinstance(found, dict):
-        return None
     method, bits = found.get("quant_method"), found.get("bits")
     own: WeightFormat | None = "fp8" if method == "fp8" else None
     if method in ("awq", "gptq") and bits == 4:

@@ -40,6 +40,7 @@ class FleetOutcome:
     Attributes:
         seconds: from the first arrival to the last token.
         tokens_per_s: given out, over these seconds.
+        kept_up: first tokens for each request that came, in the second half of the arrivals.
         busy: part of the time in which each replica worked.
     """
 
@@ -49,6 +50,7 @@ class FleetOutcome:
     tokens_per_s: float
     busy: tuple[float, ...]
     num_preemptions: int
+    kept_up: float = 1.0
 
     def holds(self, attainment: float) -> bool:
         """Tell if every class keeps the deadlines for the given fraction of requests."""
@@ -84,7 +86,18 @@ def outcome_of(
         tokens / seconds if seconds else 0.0,
         tuple(b / seconds if seconds else 0.0 for b in busy),
         lost,
+        _kept_up(finished),
     )
+
+
+def _kept_up(finished: Sequence[Running]) -> float:
+    moments = [r.request.arrival_s for r in finished]
+    if not moments:
+        return 1.0
+    last = max(moments)
+    half = (min(moments) + last) / 2
+    came = sum(moment >= half for moment in moments)
+    return sum(half <= r.first_s <= last for r in finished) / came
 
 
 def _of_class(

@@ -3,6 +3,8 @@
 Each step takes a token for every request that decodes, then chunks of prompts up to the budget of
 tokens.  A request holds blocks of keys and values for its tokens; when none is free, the request
 that came last gives its blocks back and begins again, with what it has said as part of its prompt.
+One that waits begins when all of its prompt has room, not its first chunk alone, and in no step
+that threw another one out (vLLM's `scheduler_reserve_full_isl`, its default; vllm#37307).
 A pipeline of p stages has p batches under way; a request stays in one of them.
 """
 
@@ -165,6 +167,7 @@ class ReplicaQueue:
         # Tokens of each request in this step, by identity.
         lane.chunks = {}
         pairs = sampled = 0.0
+        thrown_out = self.num_preemptions
         for running in list(lane.running):
             # Not one that gave its place up to one before it.
             if running.is_prefilled and running.has_place and self._allot(lane, running, 1):
@@ -182,13 +185,14 @@ class ReplicaQueue:
                 sampled += running.done + chunk >= running.prompt
                 lane.chunks[id(running)] = chunk
         # New requests in the order of arrival: one that does not fit holds up those behind it.
-        while left > 0 and self.waiting and self._has_place():
+        is_full = self.num_preemptions > thrown_out
+        while left > 0 and self.waiting and self._has_place() and not is_full:
             running = self.waiting[0]
             cached = self._cached_tokens(running)
             chunk = min(left, running.prompt - max(running.done, cached))
-            # Blocks for the tokens that the shared prefix does not cover.
-            needed = max(running.done, cached) + chunk - cached
-            if not self._has_room(-(-needed // self.block), running):
+            # All of the prompt that the shared prefix does not cover has to have room.
+            needed = -(-(running.prompt - cached) // self.block)
+            if not self._has_room(needed + self._promised_blocks(), running):
                 break
             self.waiting.popleft()
             running.cached, running.done = cached, max(running.done, cached)
@@ -202,6 +206,13 @@ class ReplicaQueue:
             lane.chunks[id(running)] = chunk
         tokens = sum(lane.chunks.values())
         return StepWork(float(tokens), sampled, pairs, float(context))
+
+    def _promised_blocks(self) -> int:
+        """Return the blocks that prompts under way have still to fill."""
+        return sum(
+            -(-(r.prompt - r.cached) // self.block) - r.blocks
+            for lane in self.lanes for r in lane.running if not r.is_prefilled
+        )  # fmt: skip
 
     def _has_place(self) -> bool:
         return sum(len(lane.running) for lane in self.lanes) < self.max_sequences

@@ -273,3 +273,57 @@ def test_a_format_that_no_card_runs_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(InfeasiblePlanError, match=r"\(V100-32GB\) runs fp8 weights"):
         make_fleet(load_cluster(path), load_served(EXAMPLE, "fp8", "16-bit"), ENGINES["vllm"], MIX)
+
+
+@pytest.mark.parametrize("target", ["vllm", "sglang"])
+def test_engines_are_told_fp8_of_checkpoints_in_16_bits_alone(
+    target: str, largest: ServingPlan
+) -> None:
+    """They refuse a name that differs from the checkpoint's own (compressed-tensors)."""
+    engine = replace(largest.engine, name=target)  # type: ignore[arg-type]
+    for is_quantized in (False, True):
+        model = replace(largest.model, weights="fp8", is_quantized=is_quantized)
+        files, _ = fleet_files(replace(largest, model=model, engine=engine), target)
+        scripts = [f.text for f in files if "--tp-size" in f.text or "vllm serve" in f.text]
+        assert scripts
+        assert all(("--quantization fp8" in text) != is_quantized for text in scripts)
+
+
+def test_latent_attention_has_blocks_that_its_kernels_take(tmp_path: Path) -> None:
+    """vLLM takes no FlashMLA and no FlashInfer kernel for a named block of 16."""
+    config = {
+        "model_type": "deepseek_v2", "vocab_size": 1000, "num_hidden_layers": 2,
+        "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 128,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "n_shared_experts": 1,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 64, "q_lora_rank": None,
+        "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64,
+        "first_k_dense_replace": 1, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    latent = load_served(tmp_path, None, "16-bit")
+    one = replace(CLUSTER, nodes=CLUSTER.nodes[:1]).without(
+        [f"{CLUSTER.nodes[0].name}:{index}" for index in (1, 2, 3)]
+    )
+    mix = replace(MIX, classes=MIX.classes[:1])
+    for served, tokens in ((latent, 64), (SERVED, 16)):
+        plan = plan_serving(one, served, mix, "cost")
+        assert plan.engine.block_tokens == tokens
+        files, _ = fleet_files(plan, "vllm")
+        assert any(f"--block-size {tokens} " in file.text for file in files)
+
+
+def test_a_reserve_of_memory_is_left_by_the_engine() -> None:
+    """The engine was told to fill 90 % of every card, whatever the cluster's limits keep free."""
+    one = replace(CLUSTER, nodes=CLUSTER.nodes[:1])
+    mix = replace(MIX, classes=MIX.classes[:1])
+    total = one.nodes[0].gpu_type.memory_bytes
+    plans = []
+    for reserve in (int(0.05 * total), int(0.3 * total)):
+        limits = replace(one.limits, memory_reserve_bytes=reserve)
+        plans.append(plan_serving(replace(one, limits=limits), SERVED, mix, "cost"))
+    assert [plan.engine.memory_part for plan in plans] == [0.9, 0.7]
+    held = [plan.replicas[0].kv_tokens for plan in plans]
+    fewer = 0.2 * total / SERVED.kv_bytes_per_token
+    assert held[0] - held[1] == pytest.approx(fewer, abs=17)
+    files, _ = fleet_files(plans[1], "vllm")
+    assert any("--gpu-memory-utilization 0.7 " in file.text for file in files)

@@ -72,6 +72,12 @@ def test_weights_have_the_format_of_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="'bitsandbytes', whose weights are not priced"):
         load(None, quant_method="bitsandbytes")
     assert load("int4", quant_method="bitsandbytes") == "int4"
+    assert load_served(tmp_path, "int4", "16-bit").is_quantized
+    assert not load_served(EXAMPLE, "fp8", "16-bit").is_quantized
+    # ModelOpt writes a file beside the config, which engines read too.
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match="'modelopt', whose weights are not priced"):
+        load(None)
 
 
 def test_a_model_of_few_positions_is_served(tmp_path: Path) -> None:

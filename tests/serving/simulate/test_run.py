@@ -98,6 +98,24 @@ def test_replicas_behind_one_queue_wait_as_m_m_c(num_servers: int, load: float) 
     assert waited_s == pytest.approx(expected_s, rel=3 * error)
 
 
+def test_a_prompt_begins_when_all_of_it_has_room() -> None:
+    """As vLLM's `scheduler_reserve_full_isl`: else it is thrown out half done, again and again."""
+    queue = ReplicaQueue(ByToken(), 110, block_tokens=1, max_batched_tokens=16)
+    requests = [Request(0.0, 0, 60, 20), Request(1e-6, 0, 60, 20)]
+    outcome = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX).run(requests)
+    assert outcome.num_preemptions == 0
+    # One behind the other: 60 tokens of the prompt and 19 more of the answer.
+    assert outcome.seconds == pytest.approx(2 * 79e-3)
+    assert queue.free_blocks == queue.num_blocks
+
+
+def test_prompts_under_way_keep_the_room_that_they_began_with() -> None:
+    queue = ReplicaQueue(ByToken(), 110, block_tokens=1, max_batched_tokens=16, num_lanes=2)
+    requests = [Request(0.0, 0, 60, 20), Request(1e-6, 0, 60, 20)]
+    outcome = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX).run(requests)
+    assert outcome.num_preemptions == 0
+
+
 def test_a_request_alone_takes_the_sum_of_its_steps() -> None:
     queue = ReplicaQueue(ByToken(), 10_000, max_batched_tokens=64)
     outcome = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX).run(
