@@ -13,6 +13,7 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.plan.communication.libraries import kept_to_plan
 from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.simulator.shared_paths import num_messages, queued
@@ -46,6 +47,8 @@ def estimate_plan(
         PlanFormatError: it names no devices, or devices that the cluster lacks.
         UnsupportedError: it asks for something that cannot be priced yet (named).
     """
+    # Its bound is of the GPUs that a plan can have beside each other, as the search's was.
+    cluster = kept_to_plan(cluster, plan)
     # Chunks are simulated at once: their memory has to come from the timelines.
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
