@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.alternatives import by_hand_alternatives
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
@@ -52,8 +51,8 @@ def searched_stock_plan(problem: Problem, every: bool) -> StockResult | None:
 
 
 def as_its_plan(problem: Problem, found: StockResult) -> StockResult | None:
-    """Return what was found with the step of its plan in place of a bound; None where the plan
-    needs more memory than the bound knew of."""
+    """Return what was found with the step of its plan in place of what two short steps told; None
+    where the plan needs more memory than they knew of."""
     if found.is_simulated:
         return found
     # The plan may have other flags than the job, and so other prices.
@@ -94,18 +93,6 @@ def stock_plan_and_explanation(
     if explanation.best_stock is not None:
         itself = replace(explanation.best_stock, slower_by=0.0)
         explanation = replace(explanation, best_stock=itself)
-    return replace(plan, idle_reasons=reasons, estimates=_simulated(found, own)), explanation
-
-
-def _simulated(found: StockResult, problem: Problem) -> Estimates:
-    """Estimates with the simulated step, which knows stock Megatron's own exchange of gradients."""
-    estimates = estimate_plan(found.plan, problem.cluster, problem.costs.profile)
-    step_s, bound_s = found.step_time_s, estimates.bound_s
-    bound_s = None if bound_s is None else min(bound_s, step_s)
-    return replace(
-        estimates,
-        step_time_s=step_s,
-        tokens_per_s=estimates.tokens_per_s * estimates.step_time_s / step_s,
-        bound_s=bound_s,
-        gap=None if bound_s is None else step_s / bound_s - 1,
-    )
+    # The step that the candidate has, as `explain` and `simulate` give it.
+    estimates = estimate_plan(plan, cluster, profile)
+    return replace(plan, idle_reasons=reasons, estimates=estimates), explanation

@@ -13,6 +13,7 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.plan.communication.libraries import kept_to_plan
 from megatron_hetero.plan.estimates import Estimates
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.simulator.shared_paths import num_messages, queued
@@ -21,7 +22,8 @@ from megatron_hetero.schedule.simulator.timelines import StageTimeline
 from megatron_hetero.schedule.stock import sends_as_stock
 
 _MAX_STOCK_MESSAGES = 10_000
-"""Steps of stock Megatron with more messages are not simulated whole, which takes seconds."""
+"""Steps of stock Megatron with more messages are not simulated whole, which takes seconds: their
+pipelines are, like ones once, and the exchange around them with a step of one micro-batch."""
 
 
 def estimate_plan(
@@ -45,6 +47,8 @@ def estimate_plan(
         PlanFormatError: it names no devices, or devices that the cluster lacks.
         UnsupportedError: it asks for something that cannot be priced yet (named).
     """
+    # Its bound is of the GPUs that a plan can have beside each other, as the search's was.
+    cluster = kept_to_plan(cluster, plan)
     # Chunks are simulated at once: their memory has to come from the timelines.
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
@@ -100,7 +104,8 @@ def plan_cost(
     # The cost model's closed form holds for plain 1F1B; only shared paths need a simulation there.
     stock, cost = sends_as_stock(plan, costs.workload), priced or costs.placement(placement)
     if not (has_orders(plan) or (stock and _is_small(placement))):
-        return queued(costs, placement, cost, is_stock=stock)
+        cost = queued(costs, placement, cost, is_stock=stock)
+        return _with_stock_exchange(plan, costs, cost) if stock else cost
     # Every stage ends where its simulated timeline does.
     run = run or _simulated(plan, costs)
     replicas = tuple(
@@ -125,9 +130,29 @@ def _simulated(plan: Plan, costs: CostModel) -> StepSimulation:
     return simulate_plan(plan, costs.cluster, costs.workload, costs.profile, costs=known)
 
 
+def _with_stock_exchange(plan: Plan, costs: CostModel, cost: PlacementCost) -> PlacementCost:
+    """Return the cost of a long step with stock Megatron's exchange of gradients and new weights.
+
+    Both are around the first and the last passes, so a step of one micro-batch has all of them.
+    """
+    short = replace(plan, replicas=tuple(replace(r, num_micro_batches=1) for r in plan.replicas))
+    run, alone = _simulated(short, costs), None
+    if costs.workload.training.hides_gathers:
+        # The passes of the short step have waited for new weights already; those priced have not.
+        alone = _simulated(short, _without_hidden_gathers(costs))
+    sync_s = run.step_time_s - (alone or run).pipelines_s - cost.update_s
+    return replace(cost, gradient_sync_s=max(sync_s, 0.0))
+
+
+def _without_hidden_gathers(costs: CostModel) -> CostModel:
+    """Return the prices of the same job with new weights that are waited for after the update."""
+    training = replace(costs.workload.training, overlap_param_gather=False)
+    workload = replace(costs.workload, training=training)
+    return CostModel(costs.cluster, workload, costs.profile)
+
+
 def _is_small(placement: Placement) -> bool:
-    """Return whether a step of stock Megatron is simulated whole; of larger ones only the pipelines
-    are simulated, like ones once, and the exchange of gradients is the plug-in's."""
+    """Return whether a step of stock Megatron is simulated whole."""
     return num_messages(placement, range(len(placement.replicas))) <= _MAX_STOCK_MESSAGES
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, Library, library_of_name
 from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import ClusterError
-from megatron_hetero.plan.plan import Host
+from megatron_hetero.plan.plan import Host, Plan
 
 
 def library_of(host: Host) -> Library:
@@ -16,6 +19,14 @@ def library_of(host: Host) -> Library:
     there.
     """
     return host.library or library_shown(host) or DEFAULT_LIBRARY
+
+
+def kept_to_plan(cluster: Cluster, plan: Plan) -> Cluster:
+    """Return the cluster, kept to GPUs of the plan's library, with which alone another plan can be
+    compared; unchanged if there is none."""
+    library = library_of(plan.hosts[0]) if plan.hosts else None
+    has_some = any(node.gpu_type.library == library for node in cluster.nodes)
+    return replace(cluster, kept_to=library) if has_some else cluster
 
 
 def library_shown(host: Host) -> Library | None:

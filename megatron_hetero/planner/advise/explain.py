@@ -13,6 +13,7 @@ from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.communication.libraries import kept_to_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.alternatives import (
     Alternative,
@@ -31,7 +32,6 @@ from megatron_hetero.planner.exchange_groups import ExchangeChoice, exchange_cho
 from megatron_hetero.planner.objectives.outcome import Outcome
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.planner.stock.best import StockResult
 from megatron_hetero.planner.stock.search import stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy

@@ -22,13 +22,13 @@ from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.price import price_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.communication.libraries import kept_to_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.additions import Addition, additions
 from megatron_hetero.planner.division.counts import WORTH
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.schedule.simulator.shared_paths import queued
 from megatron_hetero.units import HOUR_S
 

@@ -87,7 +87,7 @@ def _gives_way(
     """Return whether the best stock plan takes the place of the plug-in's: it is slower by at most
     the part `plugin_gain`, or faster if `best` is a stock plan too. True only for a simulated step
     and a plan with the settings that the limits fix."""
-    # A bound that was never simulated proves no plan.
+    # What two short steps tell proves no plan.
     if stock is None or plugin_gain is None or not stock.is_simulated:
         return False
     as_given = problem.cluster.limits.as_given

@@ -13,6 +13,7 @@ from megatron_hetero.cost.movement import Movement
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.communication.libraries import kept_to_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.idle import idle_reasons
@@ -27,7 +28,6 @@ from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.replan.continuations import LEFT_IDLE, Continuation, Continuations
 from megatron_hetero.planner.replan.repair import MAX_TRIED, near_placements, old_replicas
-from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.planner.stock_strategy import STOCK
 from megatron_hetero.planner.structure_search import StructureSearch
 

@@ -33,13 +33,6 @@ def usable_libraries(cluster: Cluster, workload: Workload) -> tuple[Library, ...
     return tuple(dict.fromkeys(node.gpu_type.library for node in nodes))
 
 
-def kept_to_plan(cluster: Cluster, plan: Plan) -> Cluster:
-    """Return the cluster, kept to GPUs of the plan's library; unchanged if there is none."""
-    library = library_of(plan.hosts[0]) if plan.hosts else None
-    has_some = any(node.gpu_type.library == library for node in cluster.nodes)
-    return replace(cluster, kept_to=library) if has_some else cluster
-
-
 def check_trains(cluster: Cluster) -> None:
     """Refuse a cluster on whose GPUs the runtime cannot train at all.
 

@@ -11,6 +11,9 @@ from math import inf, isfinite
 
 import numpy as np
 
+from megatron_hetero.bounds.estimate import workload_of
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem
@@ -19,6 +22,7 @@ from megatron_hetero.planner.stock.divisions import MAX_DIVISIONS, moves
 from megatron_hetero.planner.stock.limits import StockLimits
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.rounding import below
+from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 Division = tuple[int, ...]
@@ -32,7 +36,7 @@ class StockResult:
     plan: Plan
     step_time_s: float
     """Simulated as stock Megatron runs it; where that takes too long, as two short steps tell, and
-    where these do too, its bound."""
+    where these do too, as `schedule.estimate.plan_cost` prices it."""
     is_exact: bool
     """True if no plan of the space is faster, within the tolerance of the limits."""
     num_bounded: int
@@ -41,7 +45,7 @@ class StockResult:
     others: tuple[Plan, ...] = ()
     """The best plans of other grids (replicas, stages, width), best first."""
     is_simulated: bool = True
-    """True if the whole step was simulated."""
+    """False if only two short steps were simulated."""
 
 
 _FEW_MICRO_BATCHES = 4
@@ -68,13 +72,14 @@ class StockBest:
         self._plan: Plan | None = None
         self._winner: tuple[StockCase, Division] | None = None
         self._of_shapes: dict[tuple[int, int, int], tuple[float, Plan]] = {}
-        # A step too long to simulate whole, with what two short ones tell, or with its bound.
+        # A step too long to simulate whole, with what two short ones tell; one with its bound.
         self._unsimulated: tuple[float, StockCase, Division] | None = None
+        self._bounded: tuple[float, StockCase, Division] | None = None
 
     @property
     def found_any(self) -> bool:
         """Return whether anything fits so far."""
-        return self._plan is not None or self._unsimulated is not None
+        return self._plan is not None or bool(self._unsimulated or self._bounded)
 
     @property
     def is_spent(self) -> bool:
@@ -83,39 +88,41 @@ class StockBest:
 
     def may_win(self, bound_s: float) -> bool:
         """Return whether a step with such a bound may be better by more than the tolerance."""
-        best_s = self.step_s
-        # What could not be simulated holds its bound as the best so far.
-        if self._unsimulated is not None:
-            best_s = min(best_s, self._unsimulated[0])
+        # What could not be simulated holds its bound as the best so far: the work is spent.
+        held = (one[0] for one in (self._unsimulated, self._bounded) if one is not None)
+        best_s = min((self.step_s, *held))
         return below(bound_s, best_s * (1 - self._limits.tolerance))
 
     def try_division(self, case: StockCase, division: Division, bound_s: float) -> float | None:
         """Simulate a division, or two short steps of it, and return the seconds of its step; None
         where these have too many messages as well, so that the bound stands for the step."""
         number, limits = case.num_micro_batches, self._limits
-        if self._num_messages + _num_messages(case, number) <= limits.num_messages:
+        whole = _num_messages(case, number)
+        if self._num_messages + whole <= limits.num_messages:
+            self._num_messages += whole
             return self._simulate(case, division)
         # Megatron's interleaved stages take micro-batches in groups of the depth.
         depth = case.grid.num_stages
         few = depth * -(-_FEW_MICRO_BATCHES // depth)
         sizes = 2 * few, 3 * few
-        messages = _num_messages(case, sum(sizes))
-        if sizes[1] >= number or self._num_short + messages > limits.num_short_messages:
-            self._hold(bound_s, case, division)
+        # A step of few micro-batches is no longer than two short ones.
+        is_short = number <= sum(sizes)
+        messages = whole if is_short else _num_messages(case, sum(sizes))
+        if self._num_short + messages > limits.num_short_messages:
+            if self._bounded is None or bound_s < self._bounded[0]:
+                self._bounded = bound_s, case, division
             return None
         self._num_short += messages
+        if is_short:
+            return self._simulate(case, division)
         self.num_simulated += 1
         start_s, end_s = (self._step_s(_planned(case, division, size)) for size in sizes)
         each_s = (end_s - start_s) / (sizes[1] - sizes[0])
         # Without room for it, two short steps are endless, and their difference is no number.
         step_s = end_s + (number - sizes[1]) * each_s if isfinite(end_s) else inf
-        self._hold(step_s, case, division)
-        return step_s
-
-    def _hold(self, step_s: float, case: StockCase, division: Division) -> None:
-        """Keep a step that was not simulated whole, if it is the best such."""
         if isfinite(step_s) and (self._unsimulated is None or step_s < self._unsimulated[0]):
             self._unsimulated = step_s, case, division
+        return step_s
 
     def climb(self) -> None:
         """Move a layer of the best to another chunk, where it is interleaved, or if no move helps
@@ -140,10 +147,15 @@ class StockBest:
             is_exact: no limit of the search was met.
             num_bounded: divisions that the search priced.
         """
-        best, step_s = self._plan, self.step_s
+        best, step_s, is_priced = self._plan, self.step_s, True
         if self._unsimulated is not None and (best is None or self._unsimulated[0] < step_s):
             step_s, case, division = self._unsimulated
-            best = _planned(case, division)
+            best, is_priced = _planned(case, division), False
+        # A bound is no step: what it is the bound of may be far slower than all that was simulated.
+        if self._bounded is not None and (best is None or self._bounded[0] < step_s):
+            bounded = _planned(*self._bounded[1:])
+            if (priced_s := self._priced_s(bounded)) < step_s:
+                best, step_s, is_priced = bounded, priced_s, True
         if best is None:
             return None
         validate_plan(best, self._problem.cluster)
@@ -156,7 +168,7 @@ class StockBest:
             num_bounded + self.num_bounded,
             self.num_simulated,
             tuple(plan for _, plan in sorted(others, key=lambda entry: entry[0])),
-            best is self._plan,
+            is_priced,
         )
 
     def _first_of_two_moves(self, case: StockCase, division: Division) -> Division | None:
@@ -187,17 +199,28 @@ class StockBest:
 
     def _simulate(self, case: StockCase, division: Division) -> float:
         self.num_simulated += 1
-        self._num_messages += _num_messages(case, case.num_micro_batches)
         plan = _planned(case, division)
         step_s = self._step_s(plan)
-        if not isfinite(step_s):
-            return step_s
+        if isfinite(step_s) and self.keep(plan, step_s):
+            self._winner = case, division
+        return step_s
+
+    def keep(self, plan: Plan, step_s: float) -> bool:
+        """Keep a plan that is the best of its shape; return whether it is the best of all."""
         shape = _shape(plan)
         if shape not in self._of_shapes or step_s < self._of_shapes[shape][0]:
             self._of_shapes[shape] = step_s, plan
-        if below(step_s, self.step_s):
-            self.step_s, self._plan, self._winner = step_s, plan, (case, division)
-        return step_s
+        is_best = below(step_s, self.step_s)
+        if is_best:
+            self.step_s, self._plan = step_s, plan
+        return is_best
+
+    def _priced_s(self, plan: Plan) -> float:
+        """Return the step as `explain` prices it; infinite where it does not fit."""
+        cluster = self._problem.cluster
+        costs = CostModel(cluster, workload_of(plan), self._problem.costs.profile)
+        cost = plan_cost(plan, costs, placement_of(plan, cluster))
+        return inf if cost.missing_bytes > 0 else cost.step_time_s
 
     def _step_s(self, plan: Plan) -> float:
         """Simulate a step; infinite where it does not fit."""

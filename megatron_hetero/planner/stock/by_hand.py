@@ -3,20 +3,25 @@
 Megatron's defaults and the job's own flags: its micro-batch size, ranks in the default order, as
 many layers on every stage, whole experts where they are dealt out; recompute as the job has it, and
 of all layers where nothing fits so.  Of the widths and depths that fit the fastest is taken, which
-takes somebody some trials.  The fast GPUs are those of nearly the shortest layer: an A100 with 40
-GB is as fast as an A100 with 80 GB to somebody who sorts cards by hand.
+takes somebody some trials: those with the lowest bounds are priced as any plan is.  The fast GPUs
+are those of nearly the shortest layer: an A100 with 40 GB is as fast as an A100 with 80 GB to
+somebody who sorts cards by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from operator import itemgetter
 
 import numpy as np
 
+from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem, equal_units
@@ -29,9 +34,14 @@ from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
 from megatron_hetero.planner.units import Unit
 from megatron_hetero.rounding import at_most, below
+from megatron_hetero.schedule.estimate import plan_cost
 
 _MOST_CASES = 40
-"""Widths and depths priced, the lowest bounds first."""
+"""Widths and depths bounded, the lowest quick bounds first."""
+_FEW_GPUS = 64
+_MOST_PRICED, _MOST_PRICED_OF_MANY = 16, 3
+"""Plans priced for a row, the lowest bounds first: on few GPUs, whose steps are priced quickly, and
+on many."""
 _ALIKE = 1.1
 """Cards are as fast as the fastest whose layer takes at most so many times as long: A100 of both
 memory sizes are 2 to 4 % apart, H100 and H200 3 to 5 %."""
@@ -39,7 +49,7 @@ memory sizes are 2 to 4 % apart, H100 and H200 3 to 5 %."""
 
 @dataclass(frozen=True)
 class ByHand:
-    """A plan that somebody would write by hand, and the step without queues on shared paths."""
+    """A plan that somebody would write by hand, and its step as `schedule.estimate` prices it."""
 
     name: str
     plan: Plan
@@ -87,40 +97,65 @@ def _best(problem: Problem, nodes: Sequence[Node]) -> tuple[Plan, float] | None:
     kinds: tuple[StockRecompute, ...] = (own,) if own == "full" else (own, "full")
     num_gpus = sum(len(problem.gpus[node.name]) for node in nodes)
     groups = (None, *expert_groups(problem.costs, 1, num_gpus))
+    most = _MOST_PRICED if num_gpus <= _FEW_GPUS else _MOST_PRICED_OF_MANY
     for recompute in kinds:
-        found = []
+        bounded: list[_Bounded] = []
         for own_groups in groups:
             settings = StockSettings(
                 training.micro_batch_size, recompute, 1, own_groups, training.token_dispatcher
             )
-            if (best := _fastest(problem, nodes, settings)) is not None:
-                found.append(best)
-        if found:
-            # What fits without more recompute is taken, as somebody by hand would.
-            return min(found, key=lambda entry: entry[1])
+            bounded += _lowest_bounds(problem, nodes, settings, most)
+        # What fits without more recompute is taken, as somebody by hand would.
+        if (best := _fastest(problem, sorted(bounded, key=_first)[:most])) is not None:
+            return best
     return None
 
 
-def _fastest(
-    problem: Problem, nodes: Sequence[Node], settings: StockSettings
-) -> tuple[Plan, float] | None:
-    grids = _grids(problem, nodes, settings)
-    prices = StockPrices(problem)
+_Bounded = tuple[float, StockCase, tuple[int, ...]]
+"""Least seconds of a step, its case and the layers of its stages."""
+
+
+def _lowest_bounds(
+    problem: Problem, nodes: Sequence[Node], settings: StockSettings, most: int
+) -> list[_Bounded]:
+    """Return so many widths and depths that fit and have the lowest bounds, lowest first."""
+    prices, grids = StockPrices(problem), _grids(problem, nodes, settings)
     cases = [StockCase(problem, grid, settings, prices) for grid in grids]
     ranked = sorted((case.quick_s(), number) for number, case in enumerate(cases))
-    best_s, best = float("inf"), None
-    # From the lowest bound on, until no bound is below the best step.
-    for bound_s, number in ranked[:_MOST_CASES]:
-        if not below(bound_s, best_s):
+    found: list[_Bounded] = []
+    for quick_s, number in ranked[:_MOST_CASES]:
+        # No later one has a lower bound than its quick one.
+        if len(found) >= most and not below(quick_s, found[most - 1][0]):
             break
         case, num_stages = cases[number], cases[number].grid.num_stages
-        each = problem.num_layers // num_stages
-        (step_s,) = case.least_times_s(np.full((1, num_stages), each))
-        if below(float(step_s), best_s):
-            best_s, best = float(step_s), (case, (each,) * num_stages)
-    if best is None:
-        return None
-    return stock_plan(*best, 0), best_s
+        division = (problem.num_layers // num_stages,) * num_stages
+        (bound_s,) = case.least_times_s(np.array([division]))
+        if isfinite(bound_s):
+            found.append((float(bound_s), case, division))
+            found.sort(key=_first)
+    return found[:most]
+
+
+_first = itemgetter(0)
+
+
+def _fastest(problem: Problem, bounded: Sequence[_Bounded]) -> tuple[Plan, float] | None:
+    """Return the fastest plan and its step; None where none fits.
+
+    Args:
+        bounded: in the order of their bounds, which leave out queues on shared paths and what
+            overlaps with passes.
+    """
+    best: tuple[Plan, float] | None = None
+    for bound_s, case, division in bounded:
+        if best is not None and not below(bound_s, best[1]):
+            break
+        plan = stock_plan(case, division, 0)
+        costs = CostModel(problem.cluster, workload_of(plan), problem.costs.profile)
+        cost = plan_cost(plan, costs, placement_of(plan, problem.cluster))
+        if cost.missing_bytes <= 0 and (best is None or below(cost.step_time_s, best[1])):
+            best = plan, cost.step_time_s
+    return best
 
 
 def _grids(problem: Problem, nodes: Sequence[Node], settings: StockSettings) -> Iterator[StockGrid]:

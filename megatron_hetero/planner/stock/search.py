@@ -36,6 +36,7 @@ from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.mixture import in_one_precision
 from megatron_hetero.planner.stock.best import StockBest, StockResult
+from megatron_hetero.planner.stock.by_hand import plans_by_hand
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions, climbed, divisions_in_time
 from megatron_hetero.planner.stock.forms import forms, kinds_of_recompute, numbers_of_chunks
@@ -110,6 +111,9 @@ class _StockSearch:
 
     def run(self) -> StockResult | None:
         """Look at what is likely the fastest, until no bound is below the best step."""
+        # Within few steps, what the bounds rank first may be slower than what people do by hand.
+        for by_hand in plans_by_hand(self._problem):
+            self._best.keep(by_hand.plan, by_hand.step_time_s)
         # Forms first: their bound holds on every grid of the ranks.
         recomputes = kinds_of_recompute(self._problem)
         of_sizes: dict[tuple[int, int], list[GroupForm]] = {}

@@ -22,6 +22,7 @@ from megatron_hetero.planner.advise.what_if import what_to_add
 from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.portfolio import strategies_of
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import GIB, make_cluster, make_workload
 from tests.preflight.jobs import with_width
 
@@ -49,6 +50,8 @@ def test_the_best_plan_of_one_maker_is_taken_and_says_what_the_others_would_do()
     assert "speaks" in reason and "alone takes" in reason
     assert plan == plan_cluster(cluster, WORKLOAD)
     validate_plan(plan, cluster)
+    # Priced again, it has the same bound: no plan could have the other maker's GPUs beside its own.
+    assert estimate_plan(plan, cluster).bound_s == plan.estimates.bound_s
     explained = explain_plan(plan, cluster, strategies=strategies_of("columns"))
     assert explained.best_stock is not None
     assert what_to_add(plan, cluster, num_planned=1).additions

@@ -234,11 +234,30 @@ def test_two_short_steps_tell_how_long_a_long_one_takes(chunks: int) -> None:
     assert exact is not None and told is not None
     assert exact.is_simulated and not told.is_simulated and exact.plan == told.plan
     assert told.step_time_s == pytest.approx(exact.step_time_s, rel=0.01)
-    # Too many messages for two short steps as well: the bound stands.
+    # Too many messages for two short steps as well: its price stands, not its bound.
     none = StockBest(problem, StockLimits(num_messages=10, num_short_messages=10))
-    assert not none.try_division(case, division, 1.0)
+    assert not none.try_division(case, division, 1e-3)
     left = none.result(True, 0)
-    assert left is not None and left.step_time_s == 1.0
+    assert left is not None and left.is_simulated and left.plan == exact.plan
+    assert left.step_time_s == pytest.approx(exact.step_time_s, rel=0.01)
+    # Nor does it beat what is known to be faster than that.
+    none.keep(exact.plan, 0.9 * exact.step_time_s)
+    best = none.result(True, 0)
+    assert best is not None and best.step_time_s == 0.9 * exact.step_time_s
+
+
+def test_a_step_of_few_micro_batches_is_simulated_in_place_of_two_short_ones() -> None:
+    cluster = make_cluster(("a", FAST, 4), between=Link(3e9, 2e-5), limits=FREE)
+    problem = make_problem(cluster, make_workload(num_layers=8, global_batch_size=16))
+    (ranks,) = [own for own in stock_ranks(problem)[0] if own.width == 1 and len(own.units) == 4]
+    grid = next(own for own in grids_of(problem, ranks, 1) if own.num_stages == 2)
+    case = StockCase(problem, grid, StockSettings(1, "none", 1))
+    assert case.num_micro_batches == 8
+    found = StockBest(problem, StockLimits(num_messages=10))
+    step_s = found.try_division(case, (4, 4), 1e-3)
+    best = found.result(True, 0)
+    assert best is not None and best.is_simulated and best.step_time_s == step_s
+    assert step_s == simulate_plan(best.plan, cluster, is_stock=True).step_time_s
 
 
 def cluster_with_room() -> Cluster:
