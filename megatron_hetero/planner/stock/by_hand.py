@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from operator import itemgetter
+from typing import cast
 
 import numpy as np
 
@@ -59,19 +60,23 @@ class ByHand:
 def plans_by_hand(problem: Problem) -> tuple[ByHand, ...]:
     """Return the plan on all GPUs, and where some cards are slower the plan without these cards.
     Plans that do not fit are left out; none is returned if speed is not the whole objective."""
+    if "by hand" not in problem.known:
+        problem.known["by hand"] = tuple(_plans_by_hand(problem))
+    return cast(tuple[ByHand, ...], problem.known["by hand"])
+
+
+def _plans_by_hand(problem: Problem) -> Iterator[ByHand]:
     # A plan by hand aims at speed alone, and is compared under the project's own prices.
     if problem.make_costs is not CostModel or problem.objective.may_want_fewer(problem.cluster):
-        return ()
+        return
     nodes = list(problem.nodes)
     choices: list[tuple[str, Sequence[Node]]] = [("by hand: equal layers, all GPUs", nodes)]
     if len(fast := _without_slower(problem)) < len(nodes):
         choices.append(("by hand: without the slower cards", fast))
-    found = []
     for name, chosen in choices:
         best = _best(problem, chosen)
         if best is not None:
-            found.append(ByHand(name, *best))
-    return tuple(found)
+            yield ByHand(name, *best)
 
 
 def _without_slower(problem: Problem) -> list[Node]:
