@@ -1,7 +1,7 @@
 """A Megatron-LM source tree and its patch.
 
-The sha256 of the patched file, before and after the patch, identifies a tree. An unknown tree is
-left untouched, and reverting restores the original bytes.
+The sha256 of the file that the patch changes identifies a tree: as it is, or with the patch taken
+out. An unknown tree is left untouched, and reverting restores the original bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 import megatron_hetero
 from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageError
 from megatron_hetero.model.megatron_release import RELEASE
-from megatron_hetero.patching.unified_diff import apply_hunks, first_difference, hunks_of
+from megatron_hetero.patching.unified_diff import Hunk, apply_hunks, first_difference, hunks_of
 
 _MAX_QUOTED = 72
 
@@ -29,7 +29,7 @@ State = Literal["unpatched", "patched"]
 
 
 class Release(BaseModel):
-    """One entry of `patches/releases.json`: a release, and its file's hashes on both sides."""
+    """One entry of `patches/releases.json`: a release, and the hashes of its file and its patch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,7 +38,7 @@ class Release(BaseModel):
     file: str
     patch: str
     sha256: str
-    sha256_patched: str
+    patch_sha256: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def recognise(root: Path) -> SourceTree:
         for release in known:
             if release.file == name and digest == release.sha256:
                 return SourceTree(root, release, "unpatched")
-            if release.file == name and digest == release.sha256_patched:
+            if release.file == name and _is_patched(data, release):
                 return SourceTree(root, release, "patched")
         found.append(f"{name} with the unknown sha256 {digest}")
         edits += _edits(path, data, [release for release in known if release.file == name])
@@ -143,6 +143,12 @@ def _edits(path: Path, data: bytes, known: Sequence[Release]) -> Iterator[str]:
     """
     text = data.decode("utf-8", errors="replace")
     for release in known:
+        if _sha256(data.replace(b"\r\n", b"\n")) == release.sha256:
+            yield (
+                f"{path}: that of {release.release} with the line ends of Windows (CRLF): check it "
+                "out again after `git config core.autocrlf input`"
+            )
+            continue
         # The first hunk whose lines the file does not have says where it was edited.
         hunks = hunks_of(patch_text(release), release.patch)
         missed = next((m for hunk in hunks if (m := first_difference(text, hunk))), None)
@@ -198,30 +204,51 @@ def revert(tree: SourceTree) -> None:
 
 
 def patch_text(release: Release) -> str:
-    """Read the patch of a release."""
-    return (patches_folder() / release.patch).read_bytes().decode("utf-8")
+    """Read the patch of a release.
+
+    Raises:
+        FileFormatError: it is not the patch that the release names.
+    """
+    data = (patches_folder() / release.patch).read_bytes()
+    if _sha256(data) != release.patch_sha256:
+        raise FileFormatError(
+            f"{release.patch} is not the patch of {release.release}; nothing was changed. "
+            "The installation of megatron-hetero is damaged: install it again."
+        )
+    return data.decode("utf-8")
+
+
+def _is_patched(data: bytes, release: Release) -> bool:
+    """Return whether a file without the patch of a release is the release's file."""
+    hunks = _hunks(release, backwards=True)
+    try:
+        return _sha256(_changed(data, hunks, release.file)) == release.sha256
+    except (FileFormatError, UnicodeDecodeError):  # it has not the lines of the patch
+        return False
+
+
+def _hunks(release: Release, *, backwards: bool) -> tuple[Hunk, ...]:
+    # One patch serves both directions.
+    hunks = hunks_of(patch_text(release), release.patch)
+    return tuple(hunk.reversed for hunk in hunks) if backwards else hunks
+
+
+def _changed(data: bytes, hunks: tuple[Hunk, ...], name: str) -> bytes:
+    return apply_hunks(data.decode("utf-8"), hunks, name).encode("utf-8")
 
 
 def _rewrite(tree: SourceTree, *, backwards: bool) -> None:
     release = tree.release
-    original = tree.path.read_bytes()
-    hunks = hunks_of(patch_text(release), release.patch)
-    if backwards:
-        hunks = tuple(hunk.reversed for hunk in hunks)
-    # One patch serves both directions.
-    result = apply_hunks(original.decode("utf-8"), hunks, str(tree.path)).encode("utf-8")
-    # Before anything is written: the result has to be the known file, byte for byte.
-    expected = release.sha256 if backwards else release.sha256_patched
-    if _sha256(result) != expected:
-        raise FileFormatError(
-            f"{release.patch} does not lead to the file it should; nothing was changed. "
-            "The installation of megatron-hetero is damaged: install it again."
-        )
+    before = tree.path.read_bytes()
+    after = _changed(before, _hunks(release, backwards=backwards), str(tree.path))
+    # Before anything is written: one side has to be the release's own file, byte for byte.
+    if _sha256(after if backwards else before) != release.sha256:
+        raise FileFormatError(f"{tree.path} changed just now; nothing was written. Try again.")
     # The new file replaces the old one in one step, with its mode; a link to it stays a link.
     target = Path(os.path.realpath(tree.path))
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        beside.write_bytes(result)
+        beside.write_bytes(after)
         shutil.copymode(target, beside)
         os.replace(beside, target)
     except OSError as error:

@@ -43,7 +43,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "file": "pretrain_gpt.py",
         "patch": "it.patch",
         "sha256": sha256(SCRIPT),
-        "sha256_patched": sha256(PATCHED),
+        "patch_sha256": sha256(diff),
     }
     (patches / "releases.json").write_text(json.dumps([release]))
     monkeypatch.setattr(patching, "patches_folder", lambda: patches)
@@ -127,6 +127,17 @@ def test_a_tree_that_is_not_known_is_left_alone(root: Path, capsys) -> None:
     assert "megatron_hetero.launch" not in message, "the docs forbid it for this release"
     assert "other lines are edited" in message
     assert (root / "pretrain_gpt.py").read_bytes() == SCRIPT.encode() + b"#"
+
+
+def test_line_ends_of_windows_are_named(root: Path, capsys) -> None:
+    script = root / "pretrain_gpt.py"
+    plain = SCRIPT.replace("\r\n", "\n")
+    entry = json.loads((patching.patches_folder() / "releases.json").read_text())
+    entry[0]["sha256"] = sha256(plain)
+    (patching.patches_folder() / "releases.json").write_text(json.dumps(entry))
+    script.write_bytes(plain.replace("\n", "\r\n").encode())
+    assert main(["patch", str(root), "--apply"]) == 5
+    assert "line ends of Windows (CRLF)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_edited_line_of_the_hook_is_shown(root: Path, capsys) -> None:
