@@ -94,6 +94,11 @@ def _here(
                 "do not exchange what they are sent. Mend that before anything else; "
                 "NCCL_P2P_DISABLE=1 is the first thing to try."
             )
+        if test.num_hosts > 1:
+            raise UsageError(
+                f"{arguments.nccl_tests} is of {test.num_hosts} machines, so it measures the "
+                "network between them: give a log of this machine's GPUs alone"
+            )
         measured = test.link()
     # From a file, or asked of this machine where it has GPUs to join.
     if arguments.topology:

@@ -16,9 +16,11 @@ MAX_TEXT = 4 << 20
 
 # Digits are bounded: a row of thousands is no number that anything measured.
 _ROW = re.compile(r"^\s*(?P<bytes>[0-9]{1,15})\s+(?P<count>[0-9]+)\s+(?P<type>\w+)\s+(?P<rest>.*)$")
-_TIME = re.compile(r"[0-9]{1,12}\.[0-9]{1,12}")
+_HEADING = re.compile(r"^#\s+size\s+count\s+type\s+(?P<rest>.*)$", re.MULTILINE)
+# Long times have no point: nccl-tests print seven characters at most.
+_TIME = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?(?:e\+[0-9]{1,2})?")
 _NCCL_TEST = re.compile(r"(?P<name>all_reduce|sendrecv|all_gather|reduce_scatter)_perf")
-_RANK = re.compile(r"^#\s+Rank\s+\d+\s")
+_RANK = re.compile(r"^#\s+Rank\s+\d+\s(?:.*\son\s+(?P<host>\S+)\s+device\s)?")
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class LinkFit:
 
 @dataclass(frozen=True)
 class NcclTest:
-    """A log of nccl-tests: the collective, the number of ranks, and (bytes, seconds) by size."""
+    """A log of nccl-tests: the collective, the number of ranks and of their hosts, and (bytes,
+    seconds) by size."""
 
     collective: str
     num_ranks: int
     times: tuple[tuple[int, float], ...]
     num_wrong: int
+    num_hosts: int = 1
 
     def link(self) -> LinkFit:
         """Fit a single direction between two ranks, on the assumption of a ring.
@@ -86,7 +90,8 @@ def parse_nccl_test(text: str, source: str) -> NcclTest:
     """Read the output of `all_reduce_perf` and its kin.
 
     Raises:
-        FileFormatError: no such log, or one without results; the message names `source`.
+        FileFormatError: no such log, one without results, or one of several tests; the message
+            names `source`.
     """
     text = text[:MAX_TEXT]
     named = _NCCL_TEST.search(text)
@@ -95,40 +100,53 @@ def parse_nccl_test(text: str, source: str) -> NcclTest:
             f"{source} is no log of nccl-tests: it does not name all_reduce_perf, sendrecv_perf, "
             "all_gather_perf or reduce_scatter_perf. Keep the command in the log, or its heading."
         )
-    lines = text.splitlines()
-    # The heading has a line for each rank.
-    num_ranks = sum(bool(_RANK.match(line)) for line in lines)
-    rows = [row for line in lines if (row := _result(line)) is not None]
-    if not rows or num_ranks < 2:
+    headings = [found["rest"].split() for found in _HEADING.finditer(text)]
+    if len(headings) != 1:
         raise FileFormatError(
-            f"{source} has {len(rows)} results and {num_ranks} ranks; at least two ranks and two "
+            f"{source} has {len(headings)} headings of results (# size count type ...); give the "
+            "log of one test, with its heading"
+        )
+    (columns,) = headings
+    # The time's column differs by collective and age: some have no redop, some no root.
+    column = next((i for i, word in enumerate(columns) if word.endswith("time")), len(columns))
+    lines = text.splitlines()
+    # A line for each rank stands above the results.
+    ranks = [found for line in lines if (found := _RANK.match(line)) is not None]
+    rows = [row for line in lines if (row := _result(line, column)) is not None]
+    if not rows or len(ranks) < 2:
+        raise FileFormatError(
+            f"{source} has {len(rows)} results and {len(ranks)} ranks; at least two ranks and two "
             "sizes are needed"
         )
     return NcclTest(
         named["name"],
-        num_ranks,
+        len(ranks),
         tuple((size, seconds) for size, seconds, _ in rows),
         sum(wrong for *_, wrong in rows),
+        len({rank["host"] for rank in ranks}),
     )
 
 
-def _result(line: str) -> tuple[int, float, int] | None:
+def _result(line: str, column: int) -> tuple[int, float, int] | None:
     """Read (bytes, seconds out of place, wrong values) from a row: size, count, type, [redop],
     [root], then time in microseconds, algorithm and bus bandwidth, and the number of wrong
-    values."""
+    values.
+
+    Args:
+        line: a line of the log.
+        column: place of the time behind the type.
+    """
     found = _ROW.match(line)
-    if found is None:
+    if found is None or int(found["bytes"]) == 0:
         return None
     words = found["rest"].split()
-    # Words (redop) and the integer root stand before the first number with a point.
-    numbers = [i for i, word in enumerate(words) if _TIME.fullmatch(word)]
-    if not numbers or int(found["bytes"]) == 0:
+    if len(words) <= column or not _TIME.fullmatch(words[column]):
         return None
-    first = numbers[0]
-    # Behind the time stand two bandwidths, then the number of wrong values.
-    wrong = words[first + 3] if len(words) > first + 3 else "0"
+    # Behind the time stand two bandwidths, then the number of wrong values (1e+06 of a million;
+    # old versions have the largest difference, as 1e-07).
+    wrong = words[column + 3] if len(words) > column + 3 else "0"
     return (
         int(found["bytes"]),
-        float(words[first]) * 1e-6,
-        int(wrong) if re.fullmatch("[0-9]{1,15}", wrong) else 0,
+        float(words[column]) * 1e-6,
+        int(float(wrong)) if _TIME.fullmatch(wrong) else 0,
     )

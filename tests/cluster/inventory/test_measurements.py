@@ -49,6 +49,37 @@ def test_wrong_values_are_counted() -> None:
     assert parse_nccl_test(text, "a log").num_wrong == 28
 
 
+def test_wrong_values_are_counted_by_the_million() -> None:
+    text = log("all_reduce", 2, 1e-5, 1e10).replace("1.00      0 ", "1.00  1e+06 ")
+    assert parse_nccl_test(text, "a log").num_wrong == 4_000_000
+
+
+def test_long_times_have_no_point() -> None:
+    """nccl-tests print a time in seven characters: 47993 is one, and 178.98 a bandwidth."""
+    text = log("all_reduce", 2, 1e-5, 1e10).replace(
+        "# Out of",
+        "  8589934592    2147483648     float     sum      -1    859003   10.00   10.00      0  "
+        "  859003   10.00   10.00      0\n# Out of",
+    )
+    test = parse_nccl_test(text, "a log")
+    assert test.times[-1] == (8589934592, pytest.approx(0.859003))
+    assert test.link().bytes_per_s == pytest.approx(1e10, rel=0.01)
+
+
+def test_a_log_of_two_tests_is_refused() -> None:
+    """Their times are not of one collective, and each names all ranks."""
+    text = log("all_reduce", 4, 1e-5, 1e10) + "\n" + log("sendrecv", 4, 1e-5, 1e10)
+    with pytest.raises(FileFormatError, match="2 headings"):
+        parse_nccl_test(text, "a log")
+
+
+def test_hosts_are_counted() -> None:
+    text = log("all_reduce", 4, 1e-5, 1e10)
+    assert parse_nccl_test(text, "a log").num_hosts == 1
+    text = text.replace("host device  3", "other device  3")
+    assert parse_nccl_test(text, "a log").num_hosts == 2
+
+
 def test_times_that_do_not_grow_are_refused() -> None:
     with pytest.raises(FileFormatError, match="no bandwidth"):
         fit_link([(1.0, 2.0), (10.0, 1.0)])
