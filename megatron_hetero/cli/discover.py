@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cli.output import Output
-from megatron_hetero.cluster.inventory.discovery import draft_node, find_gpus, topology_text
+from megatron_hetero.cluster.inventory.discovery import (
+    check_whole,
+    draft_node,
+    find_gpus,
+    topology_text,
+)
 from megatron_hetero.cluster.inventory.draft import NodeDraft
 from megatron_hetero.cluster.inventory.measurements import parse_nccl_test
 from megatron_hetero.cluster.inventory.nics import port_files, read_ports
@@ -83,6 +88,7 @@ def _here(
 ) -> tuple[tuple[NodeDraft, ...], dict[str, Any], str]:
     """Return the machines, the findings as data, and the findings in a few words."""
     gpus = find_gpus()
+    check_whole(gpus)
     measured = None
     topology: Topology | None = None
     if arguments.nccl_tests:

@@ -109,8 +109,8 @@ def test_the_watch_sees_what_it_forbids(tmp_path: Path) -> None:
 
 # What the tool has found, each as it was; `docs/SECURITY.md` lists them.
 FOUND = (
-    ("driver's list", "0, NVIDIA A100, 0, 8.9, 00000000:01:00.0, Disabled, 4, 4, 16"),
-    ("driver's list", f"0, A100, {'9' * 5000}, 8.9, 00000000:01:00.0, Disabled, 4, 4, 16"),
+    ("driver's list", "0, NVIDIA A100, 0, 8.9, 00000000:01:00.0, Disabled, 4, 4, 16, Disabled"),
+    ("driver's list", f"0, A, {'9' * 5000}, 8.9, 00000000:01:00.0, Disabled, 4, 4, 16, Disabled"),
     ("topology", "\tGPU0\tGPU1\nGPU7 X NV1\nGPU8 NV1 X"),
     ("shell script", "torchrun pretrain_gpt.py --num-layers " + '"$(' * 1500 + ')"' * 1500),
     ("shell script", "torchrun pretrain_gpt.py --num-layers " + "${a:-" * 1500 + "}" * 1500),

@@ -31,6 +31,7 @@ _QUERY = (
     "memory.used",
     "pcie.link.gen.max",
     "pcie.link.width.current",
+    "mig.mode.current",
 )
 _LIMIT_S = 30
 # Windows come and go, so a screen is given this much at least.
@@ -58,6 +59,8 @@ class FoundGpu:
     used_bytes: int = 0
     pcie_bytes_per_s: float | None = None
     """Bandwidth of the slot in one direction; None if there is no slot or the driver names none."""
+    is_divided: bool = False
+    """Whether MIG divides it, so that no program can have the whole."""
 
     @property
     def reserve(self) -> str | None:
@@ -100,6 +103,20 @@ def find_gpus() -> tuple[FoundGpu, ...]:
 def query() -> tuple[str, ...]:
     """Return the command whose answer `parse_gpus` reads."""
     return ("nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits")
+
+
+def check_whole(gpus: Sequence[FoundGpu]) -> None:
+    """Refuse GPUs that MIG divides: a slice is no GPU of a cluster file.
+
+    Raises:
+        EnvironmentMismatchError: some are; the message names them.
+    """
+    divided = ",".join(str(gpu.index) for gpu in gpus if gpu.is_divided)
+    if divided:
+        raise EnvironmentMismatchError(
+            f"MIG divides GPU {divided}, and training takes whole GPUs: end it with "
+            f"`nvidia-smi -i {divided} -mig 0`, or write the file by hand without them"
+        )
 
 
 def topology_text() -> str:
@@ -150,7 +167,7 @@ def parse_gpus(text: str) -> tuple[FoundGpu, ...]:
 def _gpu(words: list[str]) -> FoundGpu | None:
     if len(words) != len(_QUERY):
         return None
-    index, name, total, capability, bus_id, display, used, generation, width = words
+    index, name, total, capability, bus_id, display, used, generation, width, mig = words
     number, mib = _number(index), _number(total)
     # Without a number, memory and a place on the bus the line is no answer.
     if number is None or not mib or not _BUS_ID.fullmatch(bus_id.upper()):
@@ -168,6 +185,7 @@ def _gpu(words: list[str]) -> FoundGpu | None:
         display == "Enabled",
         (_number(used) or 0) << 20,
         1e9 * lane * lanes if lane is not None and lanes is not None else None,
+        mig == "Enabled",
     )
 
 
@@ -196,7 +214,15 @@ def draft_node(
         topology: of `nvidia-smi topo -m`; None: unknown.
         ports: what `inventory.nics.port_files` say.
         measured: beats every guess between cards that no NVLink joins.
+    Raises:
+        EnvironmentMismatchError: the topology is of other GPUs.
     """
+    if topology is not None and (wrong := {gpu.index for gpu in gpus} ^ set(topology.gpus)):
+        raise EnvironmentMismatchError(
+            f"the topology has {len(topology.gpus)} GPUs and the machine {len(gpus)}: GPU "
+            f"{min(wrong)} stands in one of them alone. Give the `nvidia-smi topo -m` of this "
+            "machine, as it is now."
+        )
     # A node's name is a host name (RFC 1123); some machines are called otherwise.
     host = host or socket.gethostname().partition(".")[0]
     host = re.sub(r"[^A-Za-z0-9-]", "-", host).strip("-")[:50] or "node"

@@ -12,7 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatron_hetero.cluster.inventory.discovery import FoundGpu, draft_node, parse_gpus, query
+from megatron_hetero.cluster.inventory.discovery import (
+    FoundGpu,
+    check_whole,
+    draft_node,
+    parse_gpus,
+    query,
+)
 from megatron_hetero.cluster.inventory.draft import Inventory, NodeDraft
 from megatron_hetero.cluster.inventory.nics import port_files
 from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
@@ -133,6 +139,7 @@ def _ask(machine: Target) -> Answer | str:
     """Ask a host for its GPUs, links and NICs; return the reason if there is no answer."""
     try:
         gpus = parse_gpus(_ssh(machine, query()))
+        check_whole(gpus)
         # A single GPU has no links to others, and its NIC is the machine's.
         if len(gpus) == 1:
             return Answer(gpus, None, "")

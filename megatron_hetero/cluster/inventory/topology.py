@@ -31,6 +31,11 @@ class Topology:
     joins: Mapping[tuple[int, int], str]
     nics: Mapping[tuple[int, str], str] = MappingProxyType({})
 
+    @property
+    def gpus(self) -> frozenset[int]:
+        """Return the driver's numbers of the GPUs; a single GPU is joined with none."""
+        return frozenset(gpu for pair in self.joins for gpu in pair) or frozenset({0})
+
 
 def rank_of(join: str) -> int:
     """Return the place of a kind of path in `JOINS`."""

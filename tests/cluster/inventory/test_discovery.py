@@ -10,6 +10,7 @@ from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.inventory.discovery import (
     catalogue_name,
+    check_whole,
     draft_node,
     find_gpus,
     parse_gpus,
@@ -19,7 +20,7 @@ from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.inventory.topology import Topology
 from megatron_hetero.errors import ClusterError, EnvironmentMismatchError
 
-SLOT = "Disabled, 4, 4, 16"
+SLOT = "Disabled, 4, 4, 16, Disabled"
 FOUR = "".join(
     f"{i}, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:0{i}:00.0, {SLOT}\n" for i in range(4)
 )
@@ -134,3 +135,21 @@ def test_every_gpu_of_the_catalogue_can_be_started_from(tmp_path: Path) -> None:
     assert main(["init", "--node", "a=RTX-4090", "-o", str(other)]) == 2
     assert main(["init", "--node", "a=2xRTX-9999", "-o", str(other)]) == 4
     assert not other.exists()
+
+
+def test_a_topology_of_another_machine_is_refused() -> None:
+    """Its missing rows would be paths between sockets, in silence."""
+    of_two = Topology({(0, 1): "PHB", (1, 0): "PHB"}, {(0, "mlx5_0"): "PXB", (1, "mlx5_0"): "PXB"})
+    with pytest.raises(EnvironmentMismatchError, match="topology has 2 GPUs and the machine 4"):
+        draft_node(parse_gpus(FOUR), of_two, host="box")
+    one = parse_gpus(FOUR.splitlines()[0])
+    with pytest.raises(EnvironmentMismatchError, match="topology has 2 GPUs and the machine 1"):
+        draft_node(one, of_two, host="box")
+    assert draft_node(one, Topology({}), host="box").count == 1
+
+
+def test_cards_that_mig_divides_are_refused() -> None:
+    check_whole(parse_gpus(FOUR))
+    divided = FOUR.replace("16, Disabled\n2", "16, Enabled\n2")
+    with pytest.raises(EnvironmentMismatchError, match="MIG divides GPU 1, .* -i 1 -mig 0"):
+        check_whole(parse_gpus(divided))

@@ -16,7 +16,7 @@ from megatron_hetero.cluster.nics import Nics
 # A machine as NVIDIA's DGX A100: two GPUs and two NICs on each PCIe switch, and two NICs for
 # storage that are as far from one GPU as from another.
 GPUS = "".join(
-    f"{i}, NVIDIA A100-SXM4-80GB, 81920, 8.0, 00000000:{n:02X}:00.0, Disabled, 4, 4, 16\n"
+    f"{i}, NVIDIA A100-SXM4-80GB, 81920, 8.0, 00000000:{n:02X}:00.0, Disabled, 4, 4, 16, Disabled\n"
     for i, n in enumerate((7, 15, 71, 78, 135, 144, 183, 189))
 )
 NICS = 10

@@ -17,7 +17,7 @@ from megatron_hetero.cluster.nics import Nics
 
 # Recorded: `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` and `nvidia-smi topo -m`.
 A100 = "".join(
-    f"{i}, NVIDIA A100-SXM4-80GB, 81920, 8.0, 00000000:0{i}:00.0, Disabled, 4, 4, 16\n"
+    f"{i}, NVIDIA A100-SXM4-80GB, 81920, 8.0, 00000000:0{i}:00.0, Disabled, 4, 4, 16, Disabled\n"
     for i in range(2)
 )
 A100_TOPOLOGY = """\
@@ -29,9 +29,9 @@ Legend:
 
   X    = Self
 """
-RTX = "0, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:01:00.0, Disabled, 12, 4, 16\n"
-MIXED = RTX.replace("Disabled", "Enabled") + "".join(
-    f"{i}, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:4{i}:00.0, Disabled, 1, 4, 16\n"
+RTX = "0, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:01:00.0, Disabled, 12, 4, 16, Disabled\n"
+MIXED = RTX.replace("Disabled", "Enabled", 1) + "".join(
+    f"{i}, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:4{i}:00.0, Disabled, 1, 4, 16, Disabled\n"
     for i in (1, 2)
 )
 MIXED_TOPOLOGY = """\
@@ -103,7 +103,8 @@ def test_hosts_become_a_file_that_loads(ssh, tmp_path: Path) -> None:
         assert words[-3] == "--" and words[-2] in ("a100-0", "me@rtx-0")
         assert words[-1] in (
             "nvidia-smi --query-gpu=index,name,memory.total,compute_cap,pci.bus_id,display_active,"
-            "memory.used,pcie.link.gen.max,pcie.link.width.current --format=csv,noheader,nounits",
+            "memory.used,pcie.link.gen.max,pcie.link.width.current,mig.mode.current "
+            "--format=csv,noheader,nounits",
             "nvidia-smi topo -m",
         )
 
@@ -206,6 +207,14 @@ def test_without_ssh_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None
     assert "no `ssh` on this machine" in capsys.readouterr().err
 
 
+def test_a_host_whose_cards_mig_divides_is_named(ssh, capsys) -> None:
+    divided = A100.replace("16, Disabled\n", "16, Enabled\n", 1)
+    ssh(a={"gpus": divided, "topology": A100_TOPOLOGY}, b={"gpus": RTX})
+    assert main(["discover", "--hosts", "a,b"]) == 5
+    said = capsys.readouterr()
+    assert "a: MIG divides GPU 0" in " ".join(said.err.split()) and not said.out
+
+
 def test_what_is_of_one_machine_does_not_go_with_hosts(ssh, tmp_path: Path, capsys) -> None:
     assert main(["discover", "--hosts", "a", "--topology", str(tmp_path / "x")]) == 2
     assert "--topology is of one machine" in capsys.readouterr().err
@@ -214,7 +223,7 @@ def test_what_is_of_one_machine_does_not_go_with_hosts(ssh, tmp_path: Path, caps
 def test_a_driver_cannot_write_into_the_file(ssh, tmp_path: Path, capsys) -> None:
     ssh(box={"gpus": '0, X"}\n- {name: evil} 5, 8192, 8.9", evil: "x\n'})
     assert main(["discover", "--hosts", "box"]) == 5
-    ssh(box={"gpus": f'0, My "Card": {{x}}, 8192, 8.9" evil: "x, 0000:01:00.0, {"evil, " * 3}1\n'})
+    ssh(box={"gpus": f'0, My "Card": {{x}}, 8192, 8.9" evil: "x, 0000:01:00.0, {"evil, " * 4}1\n'})
     assert main(["discover", "--hosts", "box"]) == 0
     text = capsys.readouterr().out
     assert "My-Card-x: {memory: 8192 MiB" in text and "evil" not in text

@@ -21,9 +21,9 @@ from megatron_hetero.cluster.spec import Cluster
 # index, name, memory.total, compute_cap, pci.bus_id, display_active, memory.used,
 # pcie.link.gen.max, pcie.link.width.current
 WORKSTATION = """\
-0, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:01:00.0, Enabled, 1391, 4, 16
-1, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:21:00.0, Disabled, 1, 4, 16
-2, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:22:00.0, Disabled, 1, 4, 16
+0, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:01:00.0, Enabled, 1391, 4, 16, Disabled
+1, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:21:00.0, Disabled, 1, 4, 16, Disabled
+2, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:22:00.0, Disabled, 1, 4, 16, Disabled
 """
 WORKSTATION_TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -38,10 +38,10 @@ Legend:
 """
 # NVIDIA/Megatron-LM#1757, machines A and B.  In A the cards alternate on the bus.
 ALTERNATING = """\
-0, NVIDIA GeForce RTX 3080, 10240, 8.6, 00000000:01:00.0, Disabled, 1, 4, 8
-1, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:02:00.0, Disabled, 1, 4, 8
-2, NVIDIA GeForce RTX 3080, 10240, 8.6, 00000000:03:00.0, Disabled, 1, 4, 8
-3, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:04:00.0, Disabled, 1, 4, 4
+0, NVIDIA GeForce RTX 3080, 10240, 8.6, 00000000:01:00.0, Disabled, 1, 4, 8, Disabled
+1, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:02:00.0, Disabled, 1, 4, 8, Disabled
+2, NVIDIA GeForce RTX 3080, 10240, 8.6, 00000000:03:00.0, Disabled, 1, 4, 8, Disabled
+3, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:04:00.0, Disabled, 1, 4, 4, Disabled
 """
 ALTERNATING_TOPOLOGY = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity
@@ -51,10 +51,10 @@ GPU2\tPHB\tPHB\t X \tPHB\t0-15
 GPU3\tPHB\tPHB\tPHB\t X \t0-15
 """
 TWO_SOCKETS = """\
-0, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:18:00.0, Disabled, 1, 3, 16
-1, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:3B:00.0, Disabled, 1, 3, 16
-2, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:86:00.0, Disabled, 1, 3, 16
-3, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:AF:00.0, Disabled, 1, 3, 16
+0, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:18:00.0, Disabled, 1, 3, 16, Disabled
+1, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:3B:00.0, Disabled, 1, 3, 16, Disabled
+2, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:86:00.0, Disabled, 1, 3, 16, Disabled
+3, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:AF:00.0, Disabled, 1, 3, 16, Disabled
 """
 TWO_SOCKETS_TOPOLOGY = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity
@@ -70,10 +70,10 @@ NIC Legend:
 """
 # huggingface/pytorch-image-models#580; the driver does not number them as the bus does.
 BRIDGED = """\
-0, NVIDIA RTX A6000, 49140, 8.6, 00000000:5E:00.0, Disabled, 3, 3, 16
-1, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:17:00.0, Disabled, 1, 3, 16
-2, NVIDIA RTX A6000, 49140, 8.6, 00000000:5F:00.0, Disabled, 3, 3, 16
-3, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:18:00.0, Disabled, 1, 3, 16
+0, NVIDIA RTX A6000, 49140, 8.6, 00000000:5E:00.0, Disabled, 3, 3, 16, Disabled
+1, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:17:00.0, Disabled, 1, 3, 16, Disabled
+2, NVIDIA RTX A6000, 49140, 8.6, 00000000:5F:00.0, Disabled, 3, 3, 16, Disabled
+3, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:18:00.0, Disabled, 1, 3, 16, Disabled
 """
 BRIDGED_TOPOLOGY = """\
 \tGPU0\tGPU1\tGPU2\tGPU3
@@ -84,10 +84,10 @@ GPU3\tPHB\tNV2\tPHB\t X
 """
 # Lightning-AI/pytorch-lightning#16914.
 FOUR_TYPES = """\
-0, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:01:00.0, Disabled, 1, 3, 16
-1, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:02:00.0, Disabled, 1, 3, 16
-2, NVIDIA A10, 23028, 8.6, 00000000:81:00.0, Disabled, 1, 3, 16
-3, NVIDIA A40, 46068, 8.6, 00000000:82:00.0, Disabled, 1, 3, 16
+0, NVIDIA GeForce RTX 2080 Ti, 11264, 7.5, 00000000:01:00.0, Disabled, 1, 3, 16, Disabled
+1, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:02:00.0, Disabled, 1, 3, 16, Disabled
+2, NVIDIA A10, 23028, 8.6, 00000000:81:00.0, Disabled, 1, 3, 16, Disabled
+3, NVIDIA A40, 46068, 8.6, 00000000:82:00.0, Disabled, 1, 3, 16, Disabled
 """
 FOUR_TYPES_TOPOLOGY = """\
 \tGPU0\tGPU1\tGPU2\tGPU3
@@ -97,11 +97,11 @@ GPU2\tSYS\tSYS\t X \tPXB
 GPU3\tSYS\tSYS\tPXB\t X
 """
 SERVER = """\
-0, NVIDIA A100-PCIE-40GB, 40960, 8.0, 00000000:01:00.0, Disabled, 0, 4, 16
-1, NVIDIA A100-PCIE-40GB, 40960, 8.0, 00000000:25:00.0, Disabled, 0, 4, 16
-2, NVIDIA A100 80GB PCIe, 81920, 8.0, 00000000:81:00.0, Disabled, 0, 4, 16
-3, NVIDIA A100 80GB PCIe, 81920, 8.0, 00000000:A1:00.0, Disabled, 0, 4, 16
-4, NVIDIA L40S, 46068, 8.9, 00000000:C1:00.0, Disabled, 0, 4, 16
+0, NVIDIA A100-PCIE-40GB, 40960, 8.0, 00000000:01:00.0, Disabled, 0, 4, 16, Disabled
+1, NVIDIA A100-PCIE-40GB, 40960, 8.0, 00000000:25:00.0, Disabled, 0, 4, 16, Disabled
+2, NVIDIA A100 80GB PCIe, 81920, 8.0, 00000000:81:00.0, Disabled, 0, 4, 16, Disabled
+3, NVIDIA A100 80GB PCIe, 81920, 8.0, 00000000:A1:00.0, Disabled, 0, 4, 16, Disabled
+4, NVIDIA L40S, 46068, 8.9, 00000000:C1:00.0, Disabled, 0, 4, 16, Disabled
 """
 SERVER_TOPOLOGY = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tGPU4
@@ -195,7 +195,7 @@ def test_a_server_with_bridged_pairs(tmp_path: Path) -> None:
 
 def test_bridges_between_equal_cards_are_pairs_and_a_web_is_not(tmp_path: Path) -> None:
     cards = "".join(
-        f"{i}, NVIDIA RTX A6000, 49140, 8.6, 00000000:0{i}:00.0, Disabled, 1, 4, 16\n"
+        f"{i}, NVIDIA RTX A6000, 49140, 8.6, 00000000:0{i}:00.0, Disabled, 1, 4, 16, Disabled\n"
         for i in range(4)
     )
     two = (
@@ -218,8 +218,8 @@ def test_a_card_that_nobody_knows_says_what_to_fill_in_and_then_loads(
 ) -> None:
     """An RTX 3090 beside a Pascal card, which has no bf16 to ask for."""
     answer = (
-        "0, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:01:00.0, Disabled, 1, 4, 16\n"
-        "1, NVIDIA GeForce GTX 1080 Ti, 11264, 6.1, 00000000:02:00.0, Disabled, 1, 3, 8\n"
+        "0, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:01:00.0, Disabled, 1, 4, 16, Disabled\n"
+        "1, NVIDIA GeForce GTX 1080 Ti, 11264, 6.1, 00000000:02:00.0, Disabled, 1, 3, 8, Disabled\n"
     )
     program = tmp_path / "nvidia-smi"
     matrix = "\tGPU0\tGPU1\nGPU0\tX\tPHB\nGPU1\tPHB\tX\n"

@@ -141,7 +141,8 @@ def test_the_driver_answers_at_import_so_that_cuda_does_not_start(
     """Beside flash-attn Transformer Engine asks at import, and a started CUDA survives no fork."""
     (tmp_path / "flash_attn.py").write_text("")
     program = tmp_path / "nvidia-smi"
-    line = f"0, NVIDIA H100 80GB HBM3, 81559, {capability}, 00000000:01:00.0, Disabled, 10, 5, 16"
+    bus = "00000000:01:00.0, Disabled, 10, 5, 16, Disabled"
+    line = f"0, NVIDIA H100 80GB HBM3, 81559, {capability}, {bus}"
     program.write_text(f'#!/bin/sh\necho "{line}"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
