@@ -151,5 +151,5 @@ def test_a_topology_of_another_machine_is_refused() -> None:
 def test_cards_that_mig_divides_are_refused() -> None:
     check_whole(parse_gpus(FOUR))
     divided = FOUR.replace("16, Disabled\n2", "16, Enabled\n2")
-    with pytest.raises(EnvironmentMismatchError, match="MIG divides GPU 1, .* -i 1 -mig 0"):
+    with pytest.raises(EnvironmentMismatchError, match=r"MIG divides GPU 1, .* -i 1 -mig 0"):
         check_whole(parse_gpus(divided))
