@@ -131,6 +131,9 @@ def _add(
     fault = document.fault
     # The range is checked here: `IndexedDatasetBuilder` writes any number that its dtype holds, and
     # only training would fail, in the lookup of the embedding.
+    # An end alone is no document: Megatron-LM's own tool writes none either.
+    if not fault and len(tokens) < 2:
+        fault = "the tokenizer finds no token in it"
     if not fault and not 0 <= min(tokens, default=0) <= largest < written.vocab_size:
         fault = f"token {largest} is outside of the vocabulary of {written.vocab_size}"
     if not fault:

@@ -199,6 +199,22 @@ def test_megatrons_own_tokenizer(tmp_path: Path) -> None:
     assert "outside of the vocabulary of 100" in written.faults[1]
 
 
+def test_a_text_without_tokens_is_no_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blanks alone would become a document of its end, which `preprocess_data.py` never writes."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "5 6"}\n{"text": "  "}\n{"text": "7"}\n')
+
+    def encode(text: str) -> list[int]:
+        return [*map(int, text.split()), 99]
+
+    monkeypatch.setattr(command, "tokenizer_of", lambda flags: (encode, 100))
+    written = write_data(DataRequest((file,), tmp_path / "a", ()))
+    assert read(tmp_path / "a") == [[5, 6, 99], [7, 99]]
+    assert written.faults == [f"{file}:2: the tokenizer finds no token in it"]
+
+
 def test_a_tokenizer_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="name the tokenizer"):
         tokenizer_of(())
