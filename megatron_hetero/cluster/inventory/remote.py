@@ -67,7 +67,8 @@ def targets(hosts: str | None, hostfile: Path | None) -> tuple[Target, ...]:
     if not words or len(words) > _MAX_HOSTS:
         raise UsageError(f"{len(words)} hosts are named; 1 to {_MAX_HOSTS} can be asked")
     found = tuple(map(_target, words))
-    counts = Counter(target.host for target in found)
+    # Names of hosts do not tell capital letters from small ones.
+    counts = Counter(target.host.casefold() for target in found)
     twice = next((host for host, count in counts.items() if count > 1), "")
     if twice:
         raise UsageError(f"the host {twice} is named twice; once is enough")
@@ -191,8 +192,11 @@ def _ssh(machine: Target, command: Sequence[str], *, may_fail: bool = False) -> 
     # ssh itself ends with 255 if the connection fails.
     is_lost = done.returncode == 255
     if is_lost or (done.returncode and not may_fail):
-        # The last line of what the program said is the reason, as a rule.
-        said = (done.stderr[-2000:].decode(errors="replace") or printed).strip().splitlines()
+        # The last line is the reason, as a rule.  ssh's own words stand in stderr, its warnings of
+        # a connection that holds too; nvidia-smi prints its errors to stdout.
+        errors = done.stderr[-2000:].decode(errors="replace").strip()
+        first, second = (errors, printed.strip()) if is_lost else (printed.strip(), errors)
+        said = (first or second).splitlines()
         what = "ssh" if is_lost else f"{command[0]} there"
         last = _printable(said[-1][:200]) if said else "it said nothing"
         raise EnvironmentMismatchError(f"{what} ended with {done.returncode}: {last}")

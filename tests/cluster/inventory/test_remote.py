@@ -61,6 +61,9 @@ if what not in answer:
     print("bash: nvidia-smi: command not found", file=sys.stderr)
     sys.exit(127)
 print(answer[what], end="")
+if "fails" in answer:
+    print("Warning: Permanently added 'x' to the list of known hosts.", file=sys.stderr)
+    sys.exit(9)
 """
 
 
@@ -205,6 +208,21 @@ def test_without_ssh_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None
     monkeypatch.setenv("PATH", "")
     assert main(["discover", "--hosts", "a"]) == 5
     assert "no `ssh` on this machine" in capsys.readouterr().err
+
+
+def test_the_words_of_nvidia_smi_are_shown(ssh, capsys) -> None:
+    """It prints its errors to stdout, and ssh a warning to stderr."""
+    ssh(a={"gpus": "NVIDIA-SMI has failed: no driver\n", "fails": True})
+    assert main(["discover", "--hosts", "a"]) == 5
+    assert "a: nvidia-smi there ended with 9: NVIDIA-SMI has failed: no dr" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_a_host_in_other_letters_is_the_same(ssh, capsys) -> None:
+    ssh(a={"gpus": RTX}, A={"gpus": RTX})
+    assert main(["discover", "--hosts", "a,me@A"]) == 2
+    assert "the host a is named twice" in capsys.readouterr().err
 
 
 def test_a_host_whose_cards_mig_divides_is_named(ssh, capsys) -> None:
