@@ -151,7 +151,18 @@ def parse_gpus(text: str) -> tuple[FoundGpu, ...]:
     """
     found = []
     for line in text.strip().splitlines():
-        gpu = _gpu([word.strip() for word in line.split(",")])
+        # Its words for an empty list, with which it ends well.
+        if line.startswith("No devices were found"):
+            continue
+        words = [word.strip() for word in line.split(",")]
+        gpu = _gpu(words)
+        # A card that is lost, or one that shares the memory of the processor (GB10).
+        if gpu is None and len(words) == len(_QUERY) and words[2].startswith("["):
+            raise EnvironmentMismatchError(
+                f"nvidia-smi gives no memory of GPU {words[0]!r}, {words[1]!r}, but {words[2]!r}: "
+                "mend the card (`nvidia-smi -q` says more); or, where the processor's memory is "
+                "its own, write the file by hand, as `megatron-hetero init` begins it"
+            )
         if gpu is None:
             raise EnvironmentMismatchError(
                 f"nvidia-smi answered {line!r}; expected {', '.join(_QUERY)}. Is the driver in "

@@ -137,6 +137,16 @@ def test_every_gpu_of_the_catalogue_can_be_started_from(tmp_path: Path) -> None:
     assert not other.exists()
 
 
+def test_a_card_without_memory_is_named() -> None:
+    lost = ", ".join(["[GPU is lost]"] * 2)
+    rest = ", ".join(["[GPU is lost]"] * 5)
+    line = f"4, NVIDIA A100-SXM4-80GB, {lost}, 00000000:0F:00.0, {rest}\n"
+    with pytest.raises(EnvironmentMismatchError, match=r"GPU '4', .*'\[GPU is lost\]': mend"):
+        parse_gpus(FOUR + line)
+    with pytest.raises(EnvironmentMismatchError, match="lists no GPU"):
+        parse_gpus("No devices were found\n")
+
+
 def test_a_topology_of_another_machine_is_refused() -> None:
     """Its missing rows would be paths between sockets, in silence."""
     of_two = Topology({(0, 1): "PHB", (1, 0): "PHB"}, {(0, "mlx5_0"): "PXB", (1, "mlx5_0"): "PXB"})
