@@ -13,7 +13,7 @@ from typing import Literal
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.cost.choices import context_parallels, recomputes
-from megatron_hetero.cost.memory.states import state_bytes
+from megatron_hetero.cost.memory.states import bytes_each_way
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.lines import most_bytes_per_s
 from megatron_hetero.cost.parameters import layer_params
@@ -93,13 +93,7 @@ class SiteBounds:
         self._num_layers, self._num_sequences = model.num_layers, training.global_batch_size
         # Bytes of a sequence: activations grow with the micro-batch, whose size plans may choose.
         self._bytes = costs.activation_bytes / training.micro_batch_size
-        states = state_bytes(training)
-        # The distributed optimizer sends gradients one way and weights back: half of each crosses,
-        # of the weights where no pass hides them.
-        each: float = states.gradient
-        if training.use_distributed_optimizer:
-            each = (states.gradient + (0 if training.hides_gathers else states.weight)) / 2
-        self._layer_bytes = each * layer_params(model, even_share(model, 1))
+        self._layer_bytes = bytes_each_way(training) * layer_params(model, even_share(model, 1))
         self.sites = tuple(dict.fromkeys(n.site for c in classes for n in c.nodes))
         self._sides: dict[str, Sides] = {}
 

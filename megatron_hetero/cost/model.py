@@ -224,9 +224,9 @@ class CostModel(StagePrices):
         training, model = self.workload.training, self.workload.model
         states = state_bytes(training)
         # The distributed optimizer gathers new weights; without it gradients alone travel.
-        weight_bytes = states.weight if training.use_distributed_optimizer else None
-        # A forward pass hides those that travel meanwhile.
-        weight_bytes = 0 if training.hides_gathers else weight_bytes
+        weight_bytes = None
+        if training.use_distributed_optimizer:
+            weight_bytes = 0 if training.hides_gathers else states.weight
         num_params = model.vocab_size * model.hidden_size
         # An untied embedding is exchanged with the first layer, which its stage holds too.
         if not (model.tied_embeddings or training.overlap_grad_reduce):

@@ -42,7 +42,7 @@ class Problem:
     idle_reasons: Mapping[str, str]
     make_costs: MakeCosts = CostModel
     objective: Objective = THROUGHPUT
-    known: dict[str, object] = field(
+    known: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
     """What several parts of an answer ask for, found once."""

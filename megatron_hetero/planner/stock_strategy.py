@@ -7,6 +7,7 @@ one can be faster, which takes minutes where there are many GPUs.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import UnsupportedError
@@ -18,6 +19,7 @@ from megatron_hetero.planner.objectives.outcome import outcome_of
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.best import StockResult
+from megatron_hetero.planner.stock.plan import priced_step_s
 from megatron_hetero.planner.stock.search import stock_beside_a_plan
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
@@ -55,14 +57,8 @@ def as_its_plan(problem: Problem, found: StockResult) -> StockResult | None:
     where the plan needs more memory than they knew of."""
     if found.is_simulated:
         return found
-    # The plan may have other flags than the job, and so other prices.
-    costs = make_problem(
-        problem.cluster, found.plan.workload or problem.workload, problem.costs.profile
-    ).costs
-    cost = plan_cost(found.plan, costs, placement_of(found.plan, problem.cluster))
-    if cost.missing_bytes > 0:
-        return None
-    return replace(found, step_time_s=cost.step_time_s, is_simulated=True)
+    step_s = priced_step_s(problem, found.plan)
+    return replace(found, step_time_s=step_s, is_simulated=True) if isfinite(step_s) else None
 
 
 def stock_plan_and_explanation(

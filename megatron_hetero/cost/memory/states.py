@@ -39,6 +39,16 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
     return StateBytes(2, gradient, 4 + moments, update=4 if gradient < 4 else 0)
 
 
+def bytes_each_way(training: TrainingSpec) -> float:
+    """Return the bytes of a parameter that a step exchanges, half of what goes there and back: its
+    gradient both ways or, under the distributed optimizer, there, and its new weight back, unless
+    forward passes hide the weight (`TrainingSpec.hides_gathers`)."""
+    states = state_bytes(training)
+    if not training.use_distributed_optimizer:
+        return float(states.gradient)
+    return (states.gradient + (0 if training.hides_gathers else states.weight)) / 2
+
+
 @value(frozen=True)
 class StateHolders:
     """Number of devices that divide the optimizer states of a parameter, under the distributed

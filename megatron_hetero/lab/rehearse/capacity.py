@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 
 from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.lab.verify.checks import RANK_BYTES
 
-RANK_BYTES = 400 << 20
-"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
 RANKS_PER_CORE = 16
 """Most ranks per core; with more the turns, and so the time scale, become too long."""
 

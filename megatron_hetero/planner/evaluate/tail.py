@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, batched, chain
 
-from megatron_hetero.cost.memory.states import state_bytes
+from megatron_hetero.cost.memory.states import bytes_each_way
 from megatron_hetero.cost.parameters import further_params, layer_params
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.kernels import KERNELS
@@ -41,12 +41,7 @@ class Tails:
     def __init__(self, problem: Problem) -> None:
         cluster, workload = problem.cluster, problem.workload
         model, training = workload.model, workload.training
-        states = state_bytes(training)
-        element = float(states.gradient)
-        # With the distributed optimizer, gradients go one way and weights come back, unless forward
-        # passes hide these.
-        if training.use_distributed_optimizer:
-            element = (states.gradient + (0 if training.hides_gathers else states.weight)) / 2
+        element = bytes_each_way(training)
         self.layer_bytes = layer_params(model, even_share(model, 1)) * element
         words = model.vocab_size * model.hidden_size
         further = further_params(model, even_share(model, 1))

@@ -11,18 +11,14 @@ from math import inf, isfinite
 
 import numpy as np
 
-from megatron_hetero.bounds.estimate import workload_of
-from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import MAX_DIVISIONS, moves
 from megatron_hetero.planner.stock.limits import StockLimits
-from megatron_hetero.planner.stock.plan import stock_plan
+from megatron_hetero.planner.stock.plan import priced_step_s, stock_plan
 from megatron_hetero.rounding import below
-from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 Division = tuple[int, ...]
@@ -36,7 +32,7 @@ class StockResult:
     plan: Plan
     step_time_s: float
     """Simulated as stock Megatron runs it; where that takes too long, as two short steps tell, and
-    where these do too, as `schedule.estimate.plan_cost` prices it."""
+    where these do too, as `priced_step_s` has it."""
     is_exact: bool
     """True if no plan of the space is faster, within the tolerance of the limits."""
     num_bounded: int
@@ -154,7 +150,7 @@ class StockBest:
         # A bound is no step: what it is the bound of may be far slower than all that was simulated.
         if self._bounded is not None and (best is None or self._bounded[0] < step_s):
             bounded = _planned(*self._bounded[1:])
-            if (priced_s := self._priced_s(bounded)) < step_s:
+            if (priced_s := priced_step_s(self._problem, bounded)) < step_s:
                 best, step_s, is_priced = bounded, priced_s, True
         if best is None:
             return None
@@ -214,13 +210,6 @@ class StockBest:
         if is_best:
             self.step_s, self._plan = step_s, plan
         return is_best
-
-    def _priced_s(self, plan: Plan) -> float:
-        """Return the step as `explain` prices it; infinite where it does not fit."""
-        cluster = self._problem.cluster
-        costs = CostModel(cluster, workload_of(plan), self._problem.costs.profile)
-        cost = plan_cost(plan, costs, placement_of(plan, cluster))
-        return inf if cost.missing_bytes > 0 else cost.step_time_s
 
     def _step_s(self, plan: Plan) -> float:
         """Simulate a step; infinite where it does not fit."""

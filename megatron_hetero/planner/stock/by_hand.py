@@ -18,11 +18,9 @@ from typing import cast
 
 import numpy as np
 
-from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem, equal_units
@@ -30,12 +28,11 @@ from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.forms import groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
-from megatron_hetero.planner.stock.plan import stock_plan
+from megatron_hetero.planner.stock.plan import priced_step_s, stock_plan
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
 from megatron_hetero.planner.units import Unit
 from megatron_hetero.rounding import at_most, below
-from megatron_hetero.schedule.estimate import plan_cost
 
 _MOST_CASES = 40
 """Widths and depths bounded, the lowest quick bounds first."""
@@ -156,10 +153,9 @@ def _fastest(problem: Problem, bounded: Sequence[_Bounded]) -> tuple[Plan, float
         if best is not None and not below(bound_s, best[1]):
             break
         plan = stock_plan(case, division, 0)
-        costs = CostModel(problem.cluster, workload_of(plan), problem.costs.profile)
-        cost = plan_cost(plan, costs, placement_of(plan, problem.cluster))
-        if cost.missing_bytes <= 0 and (best is None or below(cost.step_time_s, best[1])):
-            best = plan, cost.step_time_s
+        step_s = priced_step_s(problem, plan)
+        if isfinite(step_s) and (best is None or below(step_s, best[1])):
+            best = plan, step_s
     return best
 
 

@@ -116,10 +116,12 @@ def _paths(
     starts = range(0, len(nodes), context)
     # Groups on several nodes have a ring for each place in them, of which nothing is told here.
     units = range(max(1, step // width))
-    is_spread = any(len({nodes[d + i + u] for u in units}) > 1 for d in starts for i in firsts)
+    has_rings = expert_groups is not None and all(
+        len({nodes[d + i + u] for u in units}) == 1 for d in starts for i in firsts
+    )
     rings = [
         _ring(grid, cluster, [nodes[d + i] for d in starts[turn::together] for i in firsts], step)
-        for turn in range(0 if expert_groups is None or is_spread else together)
+        for turn in range(together if has_rings else 0)
     ]
     sums_s: Counter[tuple[str, str]] = Counter()
     for ring in rings:

@@ -1,21 +1,26 @@
-"""A division of a stock case's layers as a plan, with the flags of the settings."""
+"""A division of a stock case's layers as a plan, with the flags of the settings; and its price."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 
 from megatron_hetero import __version__
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.arguments import command_line_words, group_arguments
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.evaluate.written import plan_inputs, with_dispatcher
+from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.in_flight import stock_schedule
 from megatron_hetero.planner.units import Chain
+from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.of_plan import with_schedule
 
 _SETTINGS = frozenset(
@@ -36,6 +41,19 @@ _RECOMPUTE_FLAGS: Mapping[Recompute, tuple[str, ...]] = {
         "--recompute-num-layers", "1",
     ),
 }  # fmt: skip
+
+
+def priced_step_s(problem: Problem, plan: Plan) -> float:
+    """Return the seconds of a plan's step as `explain` prices it; infinite where it does not fit.
+
+    The plan may have other flags than the job, and so other prices.
+    """
+    cluster, workload = problem.cluster, plan.workload or problem.workload
+    costs = problem.known.get(workload)
+    if not isinstance(costs, CostModel):
+        costs = problem.known[workload] = CostModel(cluster, workload, problem.costs.profile)
+    cost = plan_cost(plan, costs, placement_of(plan, cluster))
+    return inf if cost.missing_bytes > 0 else cost.step_time_s
 
 
 def stock_plan(

@@ -12,14 +12,31 @@ from megatron_hetero.schedule.parts import Collective, Final
 
 
 @dataclass(frozen=True)
-class LastBackward:
-    """The last backward passes of a first stage.
+class PassLayers:
+    """The passes of one direction of a stage, layer by layer.
 
     `chunks`: [chunk] -> (first layer, number of layers, seconds of its layers, seconds of what
     comes before them in the model).
     """
 
     chunks: tuple[tuple[int, int, float, float], ...]
+
+    def place_of(self, layer: int) -> tuple[int, float]:
+        """Return the chunk with `layer`, and the seconds of all that comes before the layer in the
+        chunk; of what follows the layers, and of copies of words, those of the last chunk."""
+        for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
+            if first <= layer < first + num_layers:
+                return chunk, (layer - first) / num_layers * layers_s + before_s
+        if layer == EMBEDDING and not self.chunks[0][0]:
+            return 0, 0.0
+        chunk, (_, _, layers_s, before_s) = max(
+            enumerate(self.chunks), key=lambda entry: entry[1][0]
+        )
+        return chunk, layers_s + before_s
+
+
+class LastBackward(PassLayers):
+    """The last backward passes of a first stage."""
 
     def slower(self, factor: float) -> LastBackward:
         """Return the same passes, `factor` times as long."""
@@ -30,16 +47,7 @@ class LastBackward:
     def final(self, layer: int) -> Final:
         """Return when the gradients down to `layer` are complete."""
         # Backward goes down the layers: above `layer` all is done, below it some time is left.
-        for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
-            if first <= layer < first + num_layers:
-                return Final(chunk, (layer - first) / num_layers * layers_s + before_s)
-        if layer == EMBEDDING:
-            return Final()
-        # What follows the layers is done before the last of them.
-        chunk, (_, _, layers_s, before_s) = max(
-            enumerate(self.chunks), key=lambda entry: entry[1][0]
-        )
-        return Final(chunk, layers_s + before_s)
+        return Final(*self.place_of(layer))
 
     def in_last_pass(self, layer: int) -> Final:
         """Return when our runtime may exchange the gradients down to `layer`: within the last pass

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from megatron_hetero.cost.sync.buckets import EMBEDDING, StageBucket, StageId
+from megatron_hetero.schedule.exchange.early import PassLayers
 from megatron_hetero.schedule.parts import Collective, FirstUse
 
 
-@dataclass(frozen=True)
-class ForwardLayers:
-    """The forward passes of a stage.
-
-    `chunks`: as of `schedule.exchange.early.LastBackward`.
-    """
-
-    chunks: tuple[tuple[int, int, float, float], ...]
+class ForwardLayers(PassLayers):
+    """The forward passes of a stage."""
 
     def first_use(self, layer: int) -> FirstUse:
         """Return when a first forward pass comes to `layer`."""
-        for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
-            if first <= layer < first + num_layers:
-                return FirstUse(chunk, before_s + (layer - first) / num_layers * layers_s)
-        if layer == EMBEDDING and not self.chunks[0][0]:
-            return FirstUse()
-        # What follows the layers, and copies of words, are used behind the last of them.
-        chunk, (_, _, layers_s, before_s) = max(
-            enumerate(self.chunks), key=lambda entry: entry[1][0]
-        )
-        return FirstUse(chunk, before_s + layers_s)
+        return FirstUse(*self.place_of(layer))
 
 
 NO_FORWARDS: Mapping[StageId, ForwardLayers] = MappingProxyType({})

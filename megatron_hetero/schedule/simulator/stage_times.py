@@ -134,7 +134,7 @@ def _layers_of(
     times: Sequence[ChunkTimes],
     kind: Literal["forward", "backward"],
 ) -> tuple[tuple[int, int, float, float], ...]:
-    """Return the chunks of a stage as `LastBackward.chunks`.
+    """Return the chunks of a stage as `PassLayers.chunks`.
 
     Args:
         at: the stage's place in the replica, and the plan's stage.
