@@ -28,6 +28,7 @@ from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.forms import groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
+from megatron_hetero.planner.stock.orders import by_machine
 from megatron_hetero.planner.stock.plan import priced_step_s, stock_plan
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
@@ -66,7 +67,7 @@ def _plans_by_hand(problem: Problem) -> Iterator[ByHand]:
     # A plan by hand aims at speed alone, and is compared under the project's own prices.
     if problem.make_costs is not CostModel or problem.objective.may_want_fewer(problem.cluster):
         return
-    nodes = list(problem.nodes)
+    nodes = by_machine(problem.nodes, lambda node: node)
     choices: list[tuple[str, Sequence[Node]]] = [("by hand: equal layers, all GPUs", nodes)]
     if len(fast := _without_slower(problem)) < len(nodes):
         choices.append(("by hand: without the slower cards", fast))
@@ -76,7 +77,7 @@ def _plans_by_hand(problem: Problem) -> Iterator[ByHand]:
             yield ByHand(name, *best)
 
 
-def _without_slower(problem: Problem) -> list[Node]:
+def _without_slower(problem: Problem) -> tuple[Node, ...]:
     """Return the nodes whose GPU takes nearly the least time for one of the job's layers."""
     precision, rows = problem.workload.training.precision, problem.workload.model.vocab_size
     layer_s: dict[str, float] = {}
@@ -89,7 +90,8 @@ def _without_slower(problem: Problem) -> list[Node]:
     rivals = able or set(types)
     most_s = _ALIKE * min(layer_s[name] for name in rivals)
     fast = {name for name in rivals if at_most(layer_s[name], most_s)}
-    return [node for node in problem.nodes if node.gpu_type.name in fast]
+    nodes = (node for node in problem.nodes if node.gpu_type.name in fast)
+    return by_machine(nodes, lambda node: node)
 
 
 def _best(problem: Problem, nodes: Sequence[Node]) -> tuple[Plan, float] | None:

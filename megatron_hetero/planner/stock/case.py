@@ -96,7 +96,7 @@ class StockCase:
 
     def pace_s(self) -> float:
         """Return the work of all stages (`CasePace.pace_s`)."""
-        return self._pace.pace_s()
+        return self._pace.pace_s(self.num_chunks)
 
     def least_s(self) -> float:
         """Return what no division falls below in whole layers that fit, with the recompute that
@@ -142,6 +142,7 @@ class StockCase:
         layers = np.arange(self.num_layers + 1)
         found = np.full(again.shape, np.inf)
         waits_s, fills_s = (own.T[..., None] for own in self._pace.least_fills_s())
+        num_hiding = self._pace.num_hiding(self.num_chunks)
         for p, (zero_s, more_s) in zip(self._stages, self._pace.least_exchange, strict=True):
             exchange_s = zero_s + more_s * layers
             totals_s, updates_s = {}, {}
@@ -151,8 +152,10 @@ class StockCase:
                 updates_s[number] = update_s + layer_update_s * layers
             own = self._prices.stages.places[:, p].tolist()
             # After the passes its own exchange, or the way back through the stages before.
-            ends_s = self.num_micro_batches * (np.array([totals_s[n] for n in own]) + waits_s[p])
-            ends_s += np.array([updates_s[n] for n in own]) + np.maximum(exchange_s, fills_s[p])
+            each_s = np.array([totals_s[n] for n in own]) + waits_s[p]
+            left_s = np.maximum(exchange_s - num_hiding[p] * each_s, fills_s[p])
+            ends_s = self.num_micro_batches * each_s
+            ends_s += np.array([updates_s[n] for n in own]) + left_s
             found[p] = np.where(self._kept[p] < NEVER, ends_s.max(axis=0), np.inf)
         return found
 
@@ -214,16 +217,20 @@ class StockCase:
             }
             for p, places in enumerate(self._places)
         ]
+        begins: list[NDArray[np.float64]] = []
         ends: list[NDArray[np.float64]] = []
+        overlaps = self.problem.workload.training.overlap_grad_reduce
         for numbers, there, back in self._pipelines:
             times = [own[number] for own, number in zip(chunks_s, numbers, strict=True)]
-            ends.append(run.stage_ends_s(times, there, back))
+            begin_s, end_s = run.spans_s(times, there, back)
+            begins.append(begin_s if overlaps else end_s)
+            ends.append(end_s)
         # After the pipelines come the exchange of gradients and the optimizer.
         nothing = [(0.0, 0.0)] * self.grid.num_stages
         lines = ExchangeLines(self._pace.least_exchange, nothing, ())
         lines = lines if is_quick else self._exchange_lines
         updates = [[own.memories.update_s for own in places.values()] for places in self._places]
-        return lines.reduced_s(ends, stages) + lines.updated_s(updates, stages)
+        return lines.reduced_s(begins, ends, stages) + lines.updated_s(updates, stages)
 
     def _holds_chunks(self, divisions: Divisions) -> NDArray[np.bool_]:
         """Return whether the stages hold what their chunks keep, which may be unlike."""

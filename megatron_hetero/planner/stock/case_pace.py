@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 
 from megatron_hetero.planner.stock.divisions import shortest_s
 from megatron_hetero.planner.stock.exchange import Line
-from megatron_hetero.planner.stock.least_exchange import least_exchange
+from megatron_hetero.planner.stock.least_exchange import (
+    beyond_passes,
+    least_exchange,
+    num_hiding,
+)
 from megatron_hetero.planner.stock.prices import GridPrices
 from megatron_hetero.schedule.parts import SendMode
 
@@ -50,19 +54,48 @@ class CasePace:
         prices = self._prices
         return least_exchange(prices.grid, prices.plain, prices.rows, prices.settings.expert_groups)
 
+    def num_hiding(self, chunks: int) -> NDArray[np.int64]:
+        """Return the micro-batches whose passes may hide a stage's exchange, [stage]; with up to so
+        many chunks."""
+        training = self._prices.prices.problem.workload.training
+        return np.minimum(num_hiding(training, len(self._stages), chunks), self._number)
+
+    @property
+    def _typical(self) -> float:
+        return self._num_layers / len(self._stages)
+
+    def _left_of_first_s(self, chunks: int, base_s: float, each_s: float) -> Line:
+        """Return a line below what is left of the first stage's exchange when all passes are done.
+
+        Args:
+            base_s, each_s: of a micro-batch on the stage, without layers and of each.
+        """
+        number = self.num_hiding(chunks)[0]
+        if number and chunks > 1:
+            # The first of several chunks may begin its exchange long before the passes end.
+            return 0.0, 0.0
+        if not number:
+            return self.least_exchange[0]
+        zero_s, more_s = beyond_passes(self.least_exchange[0], (base_s, each_s), self._typical)
+        return float(zero_s), float(more_s)
+
     def quick_s(self, chunks: int) -> float:
         """Return what no division falls below: of `pace_s` and the fill of each replica's pipeline;
         for the case's own number of chunks up to so many."""
         # A number at a time: few replicas are unlike, for which arrays are slower.
         every = (own.tolist() for own in (*self._times, *self._hops_s(chunks)))
         replicas = zip(*every, strict=True)
-        return max(self.pace_s(), *(self._fill_s(chunks, *replica) for replica in replicas))
+        return max(self.pace_s(chunks), *(self._fill_s(chunks, *replica) for replica in replicas))
 
-    def pace_s(self) -> float:
-        """Return the work of all stages, and the least exchange of each, in fractions of layers."""
+    def pace_s(self, chunks: int) -> float:
+        """Return the work of all stages, and the least exchange of each behind it, in fractions of
+        layers; for the case's own number of chunks up to so many."""
         # Replicas run the same division: the slowest layer and the least base of any of them.
         base_s, each_s = self._times[0].min(axis=0), self._times[1].max(axis=0)
+        number = self.num_hiding(chunks)
         zero_s, more_s = np.array(self.least_exchange).T
+        hiding = number * base_s, number * each_s
+        zero_s, more_s = beyond_passes((zero_s, more_s), hiding, self._typical)
         lines = self._number * base_s + zero_s, self._number * each_s + more_s
         return float(shortest_s(*lines, self._num_layers, self._num_chunks)[0])
 
@@ -94,7 +127,9 @@ class CasePace:
         stages = zip(*times, self._stages, strict=True)
         for base_s, each_s, own_s, before_s, p in reversed(list(stages)):
             # After all that comes the exchange of the first stage, whatever stage it is behind.
-            zero_s, more_s = self.least_exchange[0] if p == 0 else (0.0, 0.0)
+            zero_s, more_s = (
+                self._left_of_first_s(chunks, base_s, each_s) if p == 0 else (0.0, 0.0)
+            )
             # As much weight as makes a layer of this stage count for one, beside the later weights.
             left = 1 - weights * (each_s / chunks + more_s)
             weight = max(0.0, left / (number * each_s + more_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -23,35 +23,46 @@ Line = tuple[float, float]
 """Seconds without layers, and what each layer adds."""
 
 
+Shared = Sequence[tuple[int, Line]]
+"""The stages that share a path between nodes, each with the seconds for which it takes the path."""
+
+
 @dataclass(frozen=True)
 class ExchangeLines:
     """Seconds of the gradients and of the new weights of each stage; then of each replica's tied
-    embeddings."""
+    embeddings; then on the paths that stages share, of gradients and of weights."""
 
     gradients: Sequence[Line]
     weights: Sequence[Line]
-    tied_s: Sequence[float]
+    tied_s: Sequence[float] = ()
+    shared_gradients: Sequence[Shared] = ()
+    shared_weights: Sequence[Shared] = ()
 
     def reduced_s(
-        self, ends: Sequence[NDArray[np.float64]], stages: NDArray[np.int64]
+        self,
+        begins: Sequence[NDArray[np.float64]],
+        ends: Sequence[NDArray[np.float64]],
+        stages: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Return when all gradients are reduced, [division].
+        """Return when all gradients are reduced at the earliest, [division].
 
-        Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
-        last backward passes is left out.
+        Each stage's all-reduce by itself, and those of several stages on their shared paths; then
+        those of tied embeddings.
 
         Args:
+            begins: when each stage's gradients may begin to be reduced, [replica][stage, division].
             ends: of the last backward pass of each stage, [replica][stage, division].
             stages: layers, [division, stage].
         """
-        slowest_s = np.max(ends, axis=0)
-        # [stage]: when its gradients are reduced, after its last backward pass in any replica.
+        # In the slowest replica.
+        begin_s, slowest_s = np.max(begins, axis=0), np.max(ends, axis=0)
         last_s = [
-            np.asarray(slowest_s[p] + zero_s + each_s * n)
+            np.maximum(slowest_s[p], begin_s[p] + zero_s + each_s * n)
             for p, ((zero_s, each_s), n) in enumerate(zip(self.gradients, stages.T, strict=True))
         ]
         # Tied embeddings wait for both ends.
         both_s = np.maximum(last_s[0], last_s[-1])
+        last_s += [_shared_s(path, begin_s, stages) for path in self.shared_gradients]
         return np.asarray(np.max([*last_s, *(both_s + s for s in self.tied_s)], axis=0))
 
     def updated_s(
@@ -64,11 +75,32 @@ class ExchangeLines:
             updates: seconds of the optimizer, [stage][unlike].
             stages: layers, [division, stage].
         """
-        found = []
-        for p, ((zero_s, each_s), own) in enumerate(zip(self.weights, updates, strict=True)):
-            for own_zero_s, own_each_s in own:
-                found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
+        update_s = [
+            np.max([zero_s + each_s * n for zero_s, each_s in own], axis=0)
+            for own, n in zip(updates, stages.T, strict=True)
+        ]
+        found = [
+            own_s + zero_s + each_s * n
+            for own_s, (zero_s, each_s), n in zip(update_s, self.weights, stages.T, strict=True)
+        ]
+        found += [_shared_s(path, update_s, stages) for path in self.shared_weights]
         return np.asarray(np.max(found, axis=0))
+
+
+def _shared_s(
+    path: Shared,
+    begin_s: Sequence[NDArray[np.float64]] | NDArray[np.float64],
+    stages: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Return when a path has carried all that its stages exchange, [division].
+
+    Args:
+        begin_s: when each stage begins, [stage][division].
+        stages: layers, [division, stage].
+    """
+    taken_s = [zero_s + each_s * stages[:, p] for p, (zero_s, each_s) in path]
+    first_s = np.min([begin_s[p] for p, _ in path], axis=0)
+    return np.asarray(first_s + np.sum(taken_s, axis=0))
 
 
 def exchange_lines(
@@ -76,8 +108,8 @@ def exchange_lines(
 ) -> ExchangeLines:
     """Return the lines of a grid, which micro-batches and recompute do not change.
 
-    What overlaps has as many buckets as there are layers, and is left out; so is the exchange of
-    another trainer.
+    Buckets that overlap with passes take no less than the whole that is priced here.  The exchange
+    of another trainer is left out, and new weights that hide behind forward passes.
 
     Args:
         costs: prices the links.
@@ -99,7 +131,7 @@ def _priced(
     # A single replica exchanges nothing but copies of the words.
     is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
     if is_alone and not (model.copies_words and waits):
-        return ExchangeLines(nothing, nothing, [])
+        return ExchangeLines(nothing, nothing)
 
     like = _first_likes(grid, costs.cluster)
     stages = sorted(set(like))
@@ -108,25 +140,60 @@ def _priced(
         """Return the collectives of gradients and of new weights, with so many layers on each of
         the unlike stages."""
         frame = _frame(grid, stages, num_layers, expert_groups)
-        return GradientExchange(costs, frame, rows, {}, {}).stock()
+        return GradientExchange(costs, frame, rows, {}, {}).stock(whole=True)
 
     # Prices with one layer and with two give the line: what a layer adds, and what is left.
     one = collectives(1)
     # A collective over several stages is that of a tied embedding.
     tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
     if not waits:
-        tied_s = []
-    if training.overlap_grad_reduce or not waits:
-        return ExchangeLines(nothing, nothing, tied_s)
-    found = []
+        return ExchangeLines(nothing, nothing)
+    found: list[list[Line]] = []
+    shared: list[list[Shared]] = []
     for of_one, of_two in zip(one, collectives(2), strict=True):
-        seconds = (_of_stages_s(own, len(stages)) for own in (of_one, of_two))
+        taken = [_taken_by_stages(own, len(stages)) for own in (of_one, of_two)]
         lines = {
-            p: (2 * a - b, b - a) for p, a, b in zip(stages, *seconds, strict=True)
+            p: _line(max(a.values(), default=0.0), max(b.values(), default=0.0))
+            for p, a, b in zip(stages, *taken, strict=True)
         }
         found.append([lines[p] for p in like])
-    gradients, weights = found
-    return ExchangeLines(gradients, weights, tied_s)
+        of_paths = {
+            p: {path: _line(a[path], b[path]) for path in a if _is_between_nodes(path)}
+            for p, a, b in zip(stages, *taken, strict=True)
+        }
+        shared.append(_shared_paths(grid, like, of_paths))
+    if training.hides_gathers:
+        found[1], shared[1] = nothing, []
+    return ExchangeLines(found[0], found[1], tied_s, shared[0], shared[1])
+
+
+def _line(of_one: float, of_two: float) -> Line:
+    return 2 * of_one - of_two, of_two - of_one
+
+
+def _is_between_nodes(path: object) -> bool:
+    """Return whether it is a path that stages may share, and no replica or port of a group
+    (`schedule.network.hops`)."""
+    return isinstance(path, str) and not path.endswith((" in", " out"))
+
+
+def _shared_paths(
+    grid: StockGrid, like: Sequence[int], of_paths: Mapping[int, Mapping[object, Line]]
+) -> list[Shared]:
+    """Return the paths that several stages share; of those that carry the same, one.
+
+    Args:
+        like: for each stage one with an equal exchange, maybe on other nodes.
+        of_paths: of these, what each path between nodes carries.
+    """
+    nodes = [frozenset(own) for own in grid.of_stages(grid.ranks.nodes).tolist()]
+    found: dict[object, list[tuple[int, Line]]] = {}
+    for p, other in enumerate(like):
+        is_there = nodes[p] == nodes[other]
+        for path, line in of_paths[other].items():
+            # On other nodes its paths are known by their place in the like exchange alone.
+            found.setdefault(path if is_there else (nodes[p], path), []).append((p, line))
+    return list(dict.fromkeys(tuple(own) for own in found.values() if len(own) > 1))
 
 
 def _first_likes(grid: StockGrid, cluster: Cluster) -> list[int]:
@@ -165,10 +232,12 @@ def _frame(
     return frame if expert_groups is None else with_expert_groups(frame, expert_groups)
 
 
-def _of_stages_s(collectives: Sequence[Collective], num_stages: int) -> list[float]:
-    """Add up the seconds of each stage's own collectives, in the replica with the largest sum, or
-    on the path that they take longest: experts dealt out are exchanged among some of the replicas,
-    the other parameters beside these, and all of them over the network cards of their nodes."""
+def _taken_by_stages(
+    collectives: Sequence[Collective], num_stages: int
+) -> list[dict[object, float]]:
+    """Add up the seconds of each stage's own collectives, by replica and by path; the stage takes
+    the longest of these: experts dealt out are exchanged among some of the replicas, the other
+    parameters beside these, and all of them over the network cards of their nodes."""
     found: list[dict[object, float]] = [{} for _ in range(num_stages)]
     for collective in collectives:
         stages = {s for _, s in collective.holders}
@@ -177,7 +246,7 @@ def _of_stages_s(collectives: Sequence[Collective], num_stages: int) -> list[flo
             taken = *((r, seconds) for r, _ in collective.holders), *collective.hops
             for who, busy_s in taken:
                 own[who] = own.get(who, 0.0) + busy_s
-    return [max(own.values(), default=0.0) for own in found]
+    return found
 
 
 def _seconds(collective: Collective) -> float:

@@ -16,7 +16,11 @@ from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.divisions import shortest_s
 from megatron_hetero.planner.stock.forms import groups_fit_grid, micro_batch_sizes
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
-from megatron_hetero.planner.stock.least_exchange import least_exchange
+from megatron_hetero.planner.stock.least_exchange import (
+    beyond_passes,
+    least_exchange,
+    num_hiding,
+)
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
 
 
@@ -32,6 +36,9 @@ class _Grids:
         kinds_of_stages: index into `kinds`, [stage].
         kinds: distinct kinds of GPUs of a stage.
         sequences: of a replica in a step, [stage].
+        num_hiding: micro-batches whose passes may hide the exchange, in any number of chunks,
+            [stage].
+        typical_layers: of a stage in the mean, [stage].
     """
 
     grids: tuple[StockGrid, ...]
@@ -41,6 +48,8 @@ class _Grids:
     kinds_of_stages: NDArray[np.int64]
     kinds: tuple[tuple[int, ...], ...]
     sequences: NDArray[np.float64]
+    num_hiding: NDArray[np.int64]
+    typical_layers: NDArray[np.float64]
 
 
 Paces = tuple[Sequence[StockGrid], NDArray[np.float64]]
@@ -67,8 +76,7 @@ class GridBounds:
         table = self._table(ranks, form)
         if not table.grids:
             return (), np.zeros(0)
-        each_s = self._layers_s(table, form)
-        given = table.zero_s, each_s, self._problem.num_layers, num_chunks
+        given = *self._lines_s(table, form), self._problem.num_layers, num_chunks
         return table.grids, shortest_s(*given, table.starts)
 
     def _table(self, ranks: StockRanks, form: GroupForm) -> _Grids:
@@ -113,15 +121,29 @@ class GridBounds:
             np.array(kinds, dtype=np.int64),
             tuple(numbers),
             self._batch / np.repeat(replicas, depths),
+            np.array([n for grid in grids for n in self._num_hiding(grid)], dtype=np.int64),
+            self._problem.num_layers / np.repeat(depths, depths),
         )
 
-    def _layers_s(self, table: _Grids, form: GroupForm) -> NDArray[np.float64]:
-        """Return the seconds that each layer of a stage takes in a step, [stage]."""
+    def _num_hiding(self, grid: StockGrid) -> tuple[int, ...]:
+        depth = grid.num_stages
+        most_chunks = self._problem.num_layers // depth if depth > 1 else 1
+        return num_hiding(self._problem.workload.training, depth, most_chunks)
+
+    def _lines_s(
+        self, table: _Grids, form: GroupForm
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the seconds of a step without layers, and of each layer, [stage]."""
         layer_s = self._rates.layers_s(form)
         slowest_s = [max(map(layer_s, kinds)) for kinds in table.kinds]
         passes_s = np.array(slowest_s)[table.kinds_of_stages]
         number = table.sequences / form.settings.micro_batch_size
-        return np.asarray(number * passes_s + table.layer_s)
+        zero_s, more_s = beyond_passes(
+            (table.zero_s, table.layer_s),
+            (0.0, np.minimum(table.num_hiding, number) * passes_s),
+            table.typical_layers,
+        )
+        return zero_s, number * passes_s + more_s
 
     @property
     def _batch(self) -> int:

@@ -3,6 +3,9 @@
 Quicker than the exchange itself (`planner.stock.exchange`), so that a grid can be left out by it:
 each ring of holders counts by the nodes that it leads over, without latencies, additions, senders
 to one receiver and lines that other nodes share.
+
+With `--overlap-grad-reduce` the exchange of a first stage begins within its last backward pass, and
+that of another stage after the last one of a chunk (`schedule.exchange.gradients`).
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.memory.states import state_bytes
+from megatron_hetero.cost.memory.states import bytes_each_way
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.ring import ring_key
 from megatron_hetero.cost.parameters import layer_params, routed_params, stage_params
 from megatron_hetero.cost.share import even_share
+from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.planner.stock.exchange import Line
 from megatron_hetero.planner.stock.grids import StockGrid
 
@@ -58,13 +65,10 @@ def _priced(
 ) -> Sequence[Line]:
     training, model = costs.workload.training, costs.workload.model
     is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
-    # What overlaps is left out, as in `exchange_lines`.
-    if is_alone or training.overlap_grad_reduce or not training.stock_waits:
+    if is_alone or not training.stock_waits:
         return [(0.0, 0.0)] * grid.num_stages
-    states = state_bytes(training)
-    is_divided = training.use_distributed_optimizer
-    # Bytes of each parameter on every hop: reduced and gathered, or reduced everywhere.
-    num_bytes = states.gradient + states.weight if is_divided else 2 * states.gradient
+    # Of each parameter on every hop: reduced and gathered, or reduced everywhere.
+    num_bytes = 2 * bytes_each_way(training)
     share, last = even_share(model, 1), grid.num_stages - 1
     routed = routed_params(model) if expert_groups is not None else 0
     each = num_bytes * (layer_params(model, share) - routed)
@@ -83,6 +87,39 @@ def _priced(
         # Each path is a bound by itself; the one with most to carry counts.
         found.append(max(lines, key=lambda line: line[0] + line[1] * typical))
     return found
+
+
+def num_hiding(training: TrainingSpec, num_stages: int, num_chunks: int) -> tuple[int, ...]:
+    """Return the last micro-batches of each stage whose passes may hide its exchange, [stage].
+
+    Args:
+        training: of the job.
+        num_stages: of each pipeline.
+        num_chunks: of each stage, at most.
+    """
+    if not training.overlap_grad_reduce:
+        return (0,) * num_stages
+    # An interleaved stage takes micro-batches in groups of the depth: the chunk that comes to its
+    # last backward pass first does so in the last group.
+    return (1, *[0] * (num_stages - 1)) if num_chunks == 1 else (num_stages,) * num_stages
+
+
+def beyond_passes(
+    exchange: tuple[ArrayLike, ArrayLike],
+    hiding: tuple[ArrayLike, ArrayLike],
+    typical: float | NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return lines below what is left of each stage's exchange behind passes that may hide it.
+
+    Args:
+        exchange: seconds without layers, and what each layer adds, [stage].
+        hiding: of the passes, likewise.
+        typical: layers of a stage, for which a line is to be near.
+    """
+    zero_s, more_s = (np.subtract(a, b) for a, b in zip(exchange, hiding, strict=True))
+    # A stage whose passes may hide all of it has none left.
+    is_left = (more_s >= 0) & (zero_s + more_s * typical > 0)
+    return np.where(is_left, zero_s, 0.0), np.where(is_left, more_s, 0.0)
 
 
 _Path = tuple[float, int, float]

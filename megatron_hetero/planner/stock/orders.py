@@ -1,12 +1,12 @@
 """Every order of a cluster's nodes that stock Megatron can number its ranks in.
 
-Nodes one after the other, each with some of its GPUs; their GPUs are numbered in this order, in
-groups of one tensor-parallel width.
+Nodes one after the other, each with some of its GPUs, those of a machine without others between;
+their GPUs are numbered in this order, in groups of one tensor-parallel width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -32,6 +32,7 @@ def stock_ranks(
     group stays on one node."""
     kinds = [part for kind in kinds_of(problem) for part in _exchangeable(problem, kind)]
     numbers = {id(kind): number for number, kind in enumerate(kinds)}
+    has_islands = len({node.machine for node in problem.nodes}) < len(problem.nodes)
     found = []
     is_complete = True
     for width in sorted({w for kind in kinds for w in kind.widths}):
@@ -52,7 +53,7 @@ def stock_ranks(
             for kind in givers
             for index, node in enumerate(kind.nodes)
         }
-        for order in orders:
+        for order in _in_machines(orders) if has_islands else orders:
             units: list[Unit] = []
             of_kinds: list[int] = []
             for kind, index, amount in order:
@@ -61,6 +62,26 @@ def stock_ranks(
                 of_kinds += [numbers[id(kind)]] * len(own)
             found.append(StockRanks(tuple(units), tuple(of_kinds)))
     return tuple(found), is_complete
+
+
+def by_machine[T](items: Iterable[T], node_of: Callable[[T], Node]) -> tuple[T, ...]:
+    """Return the items with those of a machine one after the other, where its first one stands:
+    `torchrun` gives a machine consecutive ranks, whatever GPUs are in it."""
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(node_of(item).machine, []).append(item)
+    return tuple(item for own in found.values() for item in own)
+
+
+def _in_machines(orders: Iterable[_Order]) -> Iterator[_Order]:
+    """Yield each order `by_machine`, once."""
+    seen = set()
+    for given in orders:
+        order = by_machine(given, lambda entry: entry[0].nodes[entry[1]])
+        key = tuple((id(kind), index, amount) for kind, index, amount in order)
+        if key not in seen:
+            seen.add(key)
+            yield order
 
 
 def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:

@@ -96,11 +96,20 @@ class GradientExchange:
             in_order_of_use([(b, self._gather(b, ranks)) for b, ranks in sets], self._forwards),
         )
 
-    def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-        """Build the collectives of gradients, and of new weights, in stock Megatron."""
+    def stock(
+        self, *, whole: bool = False
+    ) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        """Build the collectives of gradients, and of new weights, in stock Megatron.
+
+        Args:
+            whole: as without `--overlap-grad-reduce`.
+        """
         # Buckets of the layers on each stage, in Megatron's order.
         model, replicas = self._costs.workload.model, self._placement.replicas
         training = self._costs.workload.training
+        if whole:
+            training = replace(training, overlap_grad_reduce=False)
+        overlaps = training.overlap_grad_reduce
         of_stages = StockBuckets(
             self._placement, model, training, self._vocab_rows, self._chunk_layers
         )
@@ -113,10 +122,10 @@ class GradientExchange:
         for bucket, chunk in buckets:
             # Without overlap Megatron waits for each before the next.
             made = self._ring(
-                bucket, "gradients", passes, {} if self._overlaps else _all_buffers(bucket)
+                bucket, "gradients", passes, {} if overlaps else _all_buffers(bucket)
             )
             # With overlap a chunk's bucket may go once the chunk's last backward pass has ended.
-            if chunk is not None and self._overlaps:
+            if chunk is not None and overlaps:
                 made = replace(made, final=dict.fromkeys(bucket.holders, Final(chunk)))
             gradients.append(made)
         # Experts dealt out over replicas have groups of their own, and wait for all gradients.

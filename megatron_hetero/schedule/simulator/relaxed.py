@@ -63,7 +63,7 @@ class RelaxedRun:
         order = _StepOrder(schedule, sends)
         # Steps one after the other, four numbers each.
         self._flat = array("i", order.steps())
-        self._num_messages = order.num_messages
+        self._num_messages = order.num_messages + schedule.num_stages
         self._boundaries = order.boundaries
 
     def stage_ends_s(
@@ -72,7 +72,21 @@ class RelaxedRun:
         forward: Sequence[BoundarySeconds],
         backward: Sequence[BoundarySeconds],
     ) -> NDArray[np.float64]:
-        """Return the end of each stage's last computation or message, [stage, division].
+        """Return the end of each stage's last computation or message, [stage, division].  See
+        `spans_s`."""
+        return self.spans_s(times, forward, backward)[1]
+
+    def spans_s(
+        self,
+        times: Sequence[Sequence[ChunkSeconds]],
+        forward: Sequence[BoundarySeconds],
+        backward: Sequence[BoundarySeconds],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return when the gradients of each stage may be exchanged at the earliest, and the end of
+        its last computation or message, each [stage, division].
+
+        The first stage begins its exchange within the last backward pass of a chunk, the others
+        after it (`schedule.exchange.gradients`).
 
         Args:
             times: [stage][chunk].
@@ -81,20 +95,23 @@ class RelaxedRun:
         """
         # Shape [pass, division]: forward and backward of each chunk, stage by stage.
         rows = np.array([pass_s for of_stage in times for chunk in of_stage for pass_s in chunk])
-        crossings = [
+        # The marks of stages cross nothing.
+        crossings = [(0.0, 0.0)] * self._num_stages
+        crossings += [
             (forward if is_forward else backward)[boundary]
             for boundary, is_forward in self._boundaries
         ]
-        ends_s = np.empty((self._num_stages, rows.shape[1]))
+        num_clocks = 2 * self._num_stages
+        ends_s = np.empty((num_clocks, rows.shape[1]))
         # The compiled loop does the same operations in the same order.
         if KERNELS is None:
             self._run(rows, crossings, ends_s)
         else:
             busy_s, latency_s = [c[0] for c in crossings], [c[1] for c in crossings]
             KERNELS.relaxed_ends(
-                self._flat, self._num_messages, rows, busy_s, latency_s, self._num_stages, ends_s
+                self._flat, self._num_messages, rows, busy_s, latency_s, num_clocks, ends_s
             )
-        return ends_s
+        return ends_s[self._num_stages :], ends_s[: self._num_stages]
 
     def _run(
         self,
@@ -104,7 +121,7 @@ class RelaxedRun:
     ) -> None:
         # All arrays have the shape [division]; lists are by stage, channel or message.
         zero = np.zeros(rows.shape[1])
-        now_s, sent_until_s = [zero] * self._num_stages, [zero] * self._num_stages
+        now_s, sent_until_s = [zero] * len(ends_s), [zero] * len(ends_s)
         free_s = [zero] * len(crossings)
         arrival_s, asked_s = [zero] * self._num_messages, [zero] * self._num_messages
         for kind, stage, number, message in batched(self._flat, 4):
@@ -136,12 +153,15 @@ class _StepOrder:
         compiled = compile_overlapped if sends == "overlapped" else compile_programme
         self._left = [compiled(pipeline, stage)[::-1] for stage in range(schedule.num_stages)]
         """[stage], the last comes next."""
+        self._last_backwards = [_first_of_last_backwards(of_stage) for of_stage in self._left]
         # Two rows for each chunk of the stages before.
         self._rows = [2 * sum(counts[:stage]) for stage in range(schedule.num_stages)]
         # Channels by the numbers under which they are found; a message's number is its key.
+        # The first channels are those of the marks.
         self._channels: dict[tuple[int, int], int] = {}
         self.boundaries: list[tuple[int, bool]] = []
-        """A boundary of the chain that each channel leads over, and whether it does so forward."""
+        """A boundary of the chain that each channel between stages leads over, and whether forward.
+        """
         self.num_messages = 2 * (len(schedule.chain) - 1) * schedule.num_micro_batches
         """Messages of all stages, each way over each boundary."""
         self._is_sent: set[int] = set()
@@ -173,7 +193,12 @@ class _StepOrder:
             instruction = left[-1]
             if instruction.compute is not None:
                 kind, _, chunk, _ = instruction.compute
-                made += _COMPUTE, stage, self._rows[stage] + _row_of(kind, chunk), 0
+                step = _COMPUTE, stage, self._rows[stage] + _row_of(kind, chunk), 0
+                if len(left) != self._last_backwards[stage]:
+                    made += step
+                else:
+                    mark = self._mark(stage)
+                    made += (*mark, *step) if stage == 0 else (*step, *mark)
             else:
                 # Messages are posted and asked for once, though the stage may come here several
                 # times.
@@ -192,6 +217,11 @@ class _StepOrder:
                 self._has_come[stage] = False
             left.pop()
 
+    def _mark(self, stage: int) -> tuple[int, ...]:
+        """Return steps that keep the stage's time, on a clock behind those of all stages."""
+        message = self.num_messages + stage
+        return _SEND, stage, stage, message, _ARRIVE, len(self._left) + stage, message, 0
+
     def _come(self, stage: int, instruction: CompiledInstruction) -> None:
         for key in (*instruction.asks, *instruction.receives):
             # What was asked for ahead is not asked for again.
@@ -206,9 +236,23 @@ class _StepOrder:
         """Return the number of the path that a stage's messages to another take."""
         ends = stage, send.receiver
         if ends not in self._channels:
-            self._channels[ends] = len(self.boundaries)
+            self._channels[ends] = len(self._left) + len(self.boundaries)
             self.boundaries.append((send.boundary, send.is_forward))
         return self._channels[ends]
+
+
+def _first_of_last_backwards(left: Sequence[CompiledInstruction]) -> int:
+    """Return how many instructions are left when the first of a stage's chunks comes to its last
+    backward pass.
+
+    Args:
+        left: instructions of the stage, the last comes next.
+    """
+    found: dict[int, int] = {}
+    for number, instruction in enumerate(left, 1):
+        if instruction.compute is not None and instruction.compute[0] == "backward":
+            found.setdefault(instruction.compute[2], number)
+    return max(found.values(), default=0)
 
 
 def _row_of(kind: OperationKind, chunk: int) -> int:
