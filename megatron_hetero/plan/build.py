@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import batched, chain
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
@@ -75,22 +76,28 @@ def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[R
 
 def _sort_stage(stage: Stage, rank_of_device: dict[str, int]) -> Stage:
     # The devices are sorted, and every table with one entry for each of these goes along.
-    order = sorted(range(len(stage.devices)), key=lambda i: rank_of_device[stage.devices[i]])
-    shares = stage.shape.shares
-    experts, context = stage.shape.expert_shares, stage.shape.context_shares
-    if stage.shape.context_parallel > 1 and shares is not None:
-        # Each group of tensor-parallel ranks has the same shares, so its order has to stay.
-        return stage
-    if context is not None and stage.shape.tensor_parallel > 1:
-        return stage  # who is in a group with whom has to stay
-    if shares is not None:
-        shares = tuple(shares[i] for i in order)
-    if experts is not None:
-        experts = tuple(experts[i] for i in order)
-    if context is not None:
-        context = tuple(context[i] for i in order)
+    shape = stage.shape
+    if shape.context_parallel == 1:
+        order = sorted(range(shape.num_devices), key=lambda i: rank_of_device[stage.devices[i]])
+        shares, experts = (_taken(own, order) for own in (shape.shares, shape.expert_shares))
+        return replace(
+            stage,
+            devices=tuple(stage.devices[i] for i in order),
+            shape=replace(shape, shares=shares, expert_shares=experts),
+        )
+    # Whole groups of tensor-parallel ranks: who is in a group with whom stays, and so do the shares
+    # in a group, which are those of every group.
+    rank_of = rank_of_device.__getitem__
+    groups = list(batched(stage.devices, shape.tensor_parallel))
+    order = sorted(range(len(groups)), key=lambda i: min(map(rank_of, groups[i])))
+    if shape.shares is None and shape.expert_shares is None:
+        groups = [tuple(sorted(group, key=rank_of)) for group in groups]
     return replace(
         stage,
-        devices=tuple(stage.devices[i] for i in order),
-        shape=replace(stage.shape, shares=shares, expert_shares=experts, context_shares=context),
+        devices=tuple(chain.from_iterable(groups[i] for i in order)),
+        shape=replace(shape, context_shares=_taken(shape.context_shares, order)),
     )
+
+
+def _taken(items: tuple[int, ...] | None, order: Sequence[int]) -> tuple[int, ...] | None:
+    return None if items is None else tuple(items[i] for i in order)

@@ -67,6 +67,18 @@ def test_a_stage_over_two_hosts_is_sorted_with_its_shares() -> None:
     assert replica.stages[0].shape.shares == (3, 5, 1)
 
 
+def test_groups_over_two_hosts_are_sorted_whole_with_their_part_of_a_sequence() -> None:
+    cluster = cluster_of(node("a", 2), node("b", 2))
+    stage = StageShape(2, 8, (5, 3), context_parallel=2, context_shares=(3, 1))
+    replicas = place([ReplicaShape((stage,), 16)], ["b:1", "b:0", "a:0", "a:1"])
+    hosts = sorted(canonical_hosts(replicas, cluster), key=lambda host: host.node)
+    (replica,) = in_rank_order(replicas, hosts)
+    sorted_stage = replica.stages[0]
+    assert sorted_stage.devices == ("a:0", "a:1", "b:1", "b:0")
+    assert sorted_stage.shape.shares == (5, 3)
+    assert sorted_stage.shape.context_shares == (1, 3)
+
+
 @given(placed_plans())
 def test_canonical_hosts_bind_every_rank_to_its_device(planned: tuple[Plan, Cluster]) -> None:
     plan, cluster = planned

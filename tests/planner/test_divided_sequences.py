@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.cluster.limits import CHOICES
 from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.placing import placement_of, with_optimizer_shares
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner import plan_cluster
@@ -267,3 +269,16 @@ def test_small_boxes_are_planned_as_well_as_by_brute_force(
         use_distributed_optimizer=divides_states,
     )
     check_near_brute_force(cluster, workload)
+
+
+def test_a_stage_over_machines_keeps_to_the_ranks_whichever_machine_comes_last() -> None:
+    """The machine of the last place has the last ranks, also where a stage before begins there."""
+    cluster = make_cluster(("a", FAST, 2), ("b", FAST, 2), limits=FREE)
+    problem = make_problem(cluster, long_job(num_layers=3))
+    divided = PlacedStage((Device("a", 0), Device("b", 0)), 2, context_parallel=2)
+    stages = PlacedStage((Device("b", 1),), 1), divided
+    for order in (stages, (divided, PlacedStage((Device("a", 1),), 1))):
+        placement = Placement((PlacedReplica(order, 2),))
+        cost = problem.costs.placement(placement)
+        plan = bare_plan(problem, Candidate(placement, cost, ""), {})
+        validate_plan(plan, cluster)

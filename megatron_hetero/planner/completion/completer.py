@@ -152,13 +152,20 @@ class Completer(PipelineCompleter):
         quick_s = slowest[0] + (max(numbers) - 1) * slowest[1]
         return Completion(structure, filled, numbers, quick_s, False, sharded)
 
-    def rooms(self, structure: Structure, chain: Chain) -> list[int]:
-        """Return for how many layers each stage of a replica has room, all as the job's flags
-        say."""
+    def rooms(self, structure: Structure) -> list[tuple[int, ...]]:
+        """Return for how many layers each stage has room, all as the job's flags say,
+        [replica][stage]."""
         tables = self.table(structure, self.own_size, True)
         most = self.batch // self.own_size - len(structure) + 1
-        in_flight = [min(len(chain) - i, most) for i in range(len(chain))]
-        return [len(times) for _, times in self.options(tables, chain, in_flight, False)]
+        return [self._rooms(tables, chain, most) for chain in structure]
+
+    def _rooms(self, tables: Tables, chain: Chain, most: int) -> tuple[int, ...]:
+        key = self.shape(chain), most
+        if key not in tables.rooms:
+            in_flight = [min(len(chain) - i, most) for i in range(len(chain))]
+            options = self.options(tables, chain, in_flight, False)
+            tables.rooms[key] = tuple([len(times) for _, times in options])
+        return tables.rooms[key]
 
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the

@@ -25,6 +25,7 @@ class OwnFlags:
         self.problem = problem
         self.completer = Completer(problem)
         self._known: dict[Hashable, Filled | None] = {}
+        self._nearest: dict[Hashable, Filled] = {}
 
     def chain(
         self, chain: Chain, num_replicas: int = 1, limits: tuple[int, ...] | None = None
@@ -54,6 +55,12 @@ class OwnFlags:
         found = self.chain(chain, num_replicas)
         if found is not None:
             return True, found
+        key = self.completer.shape(chain), num_replicas
+        if key not in self._nearest:
+            self._nearest[key] = self._lacking_least(chain, num_replicas)
+        return False, self._nearest[key]
+
+    def _lacking_least(self, chain: Chain, num_replicas: int) -> Filled:
         options, own = self._tables(chain, num_replicas).options, self.problem.workload.training
         # Bytes that each stage lacks without layers, and those of each layer, of its fullest GPU.
         missing, added = [], []
@@ -65,7 +72,7 @@ class OwnFlags:
         layers = split_layers(num_layers, added, missing, [num_layers] * len(chain))
         if layers is None:
             raise ValueError(f"{len(chain)} stages for {num_layers} layers")
-        return False, self.keeping(chain, layers, num_replicas)
+        return self.keeping(chain, layers, num_replicas)
 
     def keeping(self, chain: Chain, layers: tuple[int, ...], num_replicas: int = 1) -> Filled:
         """Return a replica with given layers, whether they fit or not."""

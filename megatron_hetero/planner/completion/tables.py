@@ -39,6 +39,8 @@ class Tables:
     holders_of: Mapping[Unit, StateHolders] = field(default_factory=dict)
     known: dict[Key, Option] = field(default_factory=dict)
     filled: dict[tuple[object, ...], Filled | None] = field(default_factory=dict)
+    rooms: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """Layers for which each stage has room, by shape and most micro-batches."""
     tuned: dict[tuple[object, ...], tuple[Filled, float, int]] = field(default_factory=dict)
     """Tuned pipelines, with their seconds and the work of tuning."""
     hops: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)

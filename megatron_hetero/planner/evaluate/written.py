@@ -11,7 +11,7 @@ from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.model.training import TokenDispatcher
-from megatron_hetero.plan.build import canonical_hosts
+from megatron_hetero.plan.build import canonical_hosts, in_rank_order
 from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.evaluate.candidate import Candidate
@@ -77,6 +77,8 @@ def bare_plan(
     # Hosts in the order of ranks.
     if best.rank_order is None:
         hosts = canonical_hosts(replicas, cluster)
+        # A stage over several machines has its ranks in their order.
+        replicas = in_rank_order(replicas, hosts)
     else:
         hosts = hosts_in_rank_order(replicas, best.rank_order, cluster)
     used = {device.name for device in best.placement.devices()}

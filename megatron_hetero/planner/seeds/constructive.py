@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 
 from megatron_hetero.cluster.node_links import Link
@@ -84,8 +85,10 @@ def _ranked_choices(problem: Problem) -> list[_Choice]:
     """Return choices from the best optimistic time on."""
     ranked = []
     num_micro_batches, num_layers = problem.num_micro_batches, problem.num_layers
+    # Few unlike units are in thousands of choices.
+    speed_of = cache(partial(layers_per_s, problem))
     for units in _width_choices(problem):
-        speed = sum(layers_per_s(problem, unit) for unit in units)
+        speed = sum(map(speed_of, units))
         for num_replicas in _replica_counts(problem, len(units)):
             depth = len(units) / num_replicas
             # A pipeline of `depth` stages fills and drains for `depth` - 1 micro-batches.
@@ -111,6 +114,8 @@ def _width_choices(problem: Problem) -> Iterator[tuple[Unit, ...]]:
             unit, *others = cut_node(problem, nodes[0], width)
             if others or len(nodes) > 1:
                 yield (unit,)
+    nodes_by_name = problem.cluster.node_by_name
+    cut = cache(lambda name, width: cut_node(problem, nodes_by_name[name], width))
     # Then all combinations of widths, or idleness, thinned to a number that can be tried.
     menus = [[*problem.widths[nodes[0].name], 0] for nodes in groups]
     while _product(menus) > _MAX_WIDTH_CHOICES:
@@ -127,7 +132,7 @@ def _width_choices(problem: Problem) -> Iterator[tuple[Unit, ...]]:
             for nodes, width in zip(groups, widths, strict=True)
             if width
             for node in nodes
-            for unit in cut_node(problem, node, width)
+            for unit in cut(node.name, width)
         )
         if units:
             yield units

@@ -51,6 +51,6 @@ def missing_room(completer: Completer, structure: Structure) -> tuple[int, int]:
     """Return how many stages have no room for a layer, and for how many layers of all replicas
     there is none."""
     num_layers = completer.problem.num_layers
-    rooms = [completer.rooms(structure, chain) for chain in structure]
+    rooms = completer.rooms(structure)
     without = sum(room == 0 for own in rooms for room in own)
     return without, sum(max(0, num_layers - sum(own)) for own in rooms)

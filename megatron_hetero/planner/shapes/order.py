@@ -24,6 +24,7 @@ class Orderer:
         self.problem = own_flags.problem
         self.own_flags = own_flags
         self._orders: dict[tuple[tuple[Unit, ...], int], Chain | None] = {}
+        self._from_nearest: dict[str, list[str]] = {}
 
     def best(self, units: Iterable[Unit], num_replicas: int) -> Chain | None:
         """Return the best order for one of `num_replicas` replicas; None if the limits allow
@@ -63,21 +64,31 @@ class Orderer:
     def _near_orders(self, names: list[str]) -> Iterator[tuple[str, ...]]:
         """Yield memory-large first, memory-small first, and from every node to the nearest next
         one."""
-        nodes = self.problem.cluster.node_by_name
-        by_memory = sorted(names, key=lambda n: (-nodes[n].gpu_type.memory_bytes, nodes[n].site, n))
+        by_memory = self._by_memory(names)
         yield tuple(by_memory)
         yield tuple(reversed(by_memory))
-        bytes_sent = self.problem.costs.activation_bytes
         for start in names:
-            order, left = [start], [n for n in by_memory if n != start]
+            order, left = [start], {*names} - {start}
             while left:
-                here = order[-1]
-
-                def time_s(name: str, here: str = here) -> float:
-                    link = self.problem.cluster.node_links[here, name]
-                    return link.latency_s + bytes_sent / link.bytes_per_s
-
-                nearest = min(left, key=time_s)  # ties: larger memory first, as `left` is sorted
+                nearest = next(name for name in self._nearest_to(order[-1]) if name in left)
                 order.append(nearest)
                 left.remove(nearest)
             yield tuple(order)
+
+    def _by_memory(self, names: Iterable[str]) -> list[str]:
+        nodes = self.problem.cluster.node_by_name
+        return sorted(names, key=lambda n: (-nodes[n].gpu_type.memory_bytes, nodes[n].site, n))
+
+    def _nearest_to(self, here: str) -> list[str]:
+        """Return all other nodes, those first to which an activation travels fastest, and of these
+        the larger memory."""
+        if here not in self._from_nearest:
+            bytes_sent, links = self.problem.costs.activation_bytes, self.problem.cluster.node_links
+
+            def time_s(name: str) -> float:
+                link = links[here, name]
+                return link.latency_s + bytes_sent / link.bytes_per_s
+
+            others = (node.name for node in self.problem.nodes if node.name != here)
+            self._from_nearest[here] = sorted(self._by_memory(others), key=time_s)
+        return self._from_nearest[here]
