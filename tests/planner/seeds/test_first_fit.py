@@ -48,10 +48,10 @@ def test_missing_room_by_hand() -> None:
     problem = problem_of(16, 12_000, 172, 1.0)
     completer = Completer(problem)
     narrow = (Unit("a", (0,)), Unit("a", (1,)))
-    rooms = completer.rooms((narrow,), narrow)
+    (rooms,) = completer.rooms((narrow,))
     assert missing_room(completer, (narrow,)) == (rooms.count(0), 16 - sum(rooms))
     wide = (Unit("a", (0, 1)),)
-    (room,) = completer.rooms((wide,), wide)
+    ((room,),) = completer.rooms((wide,))
     assert missing_room(completer, (wide, wide)) == (0 if room else 2, 2 * (16 - room))
 
 
