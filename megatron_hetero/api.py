@@ -27,6 +27,7 @@ from megatron_hetero.flags.notes import refused_words, unread_lines, unread_part
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan import file as plan_file
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.planner.api import plan_and_explain
@@ -75,9 +76,10 @@ def save_plan(plan: Plan, path: Path | str) -> None:
     """Write a plan.json, whole or not at all; equal plans give equal bytes.
 
     Raises:
-        HeteroError: the file cannot be written, or this is no plan.
+        HeteroError: the file cannot be written, or this is no plan, or one that breaks an invariant
+            and that `load_plan` would refuse.
     """
-    _check(plan, Plan, "load_plan")
+    _check_plan(plan)
     plan_file.save_plan(plan, _file(path))
 
 
@@ -132,9 +134,9 @@ def simulate(plan: Plan, cluster: Cluster, *, profile: Path | str | None = None)
         plan: with devices of `cluster` and a workload, as `plan` makes it.
         profile: a `profile.json` of measured times.
     Raises:
-        HeteroError: the plan names no devices of this cluster, or no model.
+        HeteroError: the plan names no devices of this cluster, or no model, or breaks an invariant.
     """
-    _check(plan, Plan, "load_plan")
+    _check_plan(plan)
     _check(cluster, Cluster, "load_cluster")
     measured = None if profile is None else load_profile(_file(profile))
     return simulate_plan(plan, cluster, profile=measured)
@@ -162,7 +164,7 @@ def apply(
     # Here and not above: importing this module must not need torch.
     from megatron_hetero.runtime.job.hook import on_plan
 
-    _check(plan, Plan, "load_plan")
+    _check_plan(plan)
     return on_plan(plan, parse_and_validate_args, gpt_config_from_args, pretrain)
 
 
@@ -175,6 +177,16 @@ def _check(given: object, kind: type, loader: str) -> None:
     if not isinstance(given, kind):
         name = type(given).__name__
         raise UsageError(f"give a {kind.__name__}, as {loader}(path) returns it, and no {name}")
+
+
+def _check_plan(given: Plan) -> None:
+    """Refuse what is no plan, and a plan that a program has changed into an invalid one.
+
+    Raises:
+        HeteroError: the message says what is wrong.
+    """
+    _check(given, Plan, "load_plan")
+    validate_plan(given)
 
 
 def _reasons(found: Plan, explanation: Explanation) -> Iterator[str]:

@@ -7,15 +7,17 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 
 from megatron_hetero import api
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.node_links import Link
-from megatron_hetero.errors import FileFormatError
+from megatron_hetero.errors import FileFormatError, PlanFormatError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
@@ -174,6 +176,32 @@ def test_it_says_nothing_of_a_job_that_starts(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         api.plan(make_cluster(("a", FAST, 2), limits=FREE), _script(tmp_path))
+
+
+def test_a_plan_that_a_program_breaks_is_refused(tmp_path: Path) -> None:
+    """One layer is on two stages, which a file of the plan would not be read with."""
+    cluster = api.load_cluster(EXAMPLE / "cluster.yaml")
+    whole = plan_of("tp2:3,tp1:1 @6")
+    (replica,) = whole.replicas
+    first = replica.stages[0]
+    wider = replace(first, shape=replace(first.shape, num_layers=4))
+    broken = replace(whole, replicas=(replace(replica, stages=(wider, replica.stages[1])),))
+    for call in (
+        lambda: api.simulate(broken, cluster),
+        lambda: api.save_plan(broken, tmp_path / "plan.json"),
+        lambda: api.apply(broken, print, print, print),
+    ):
+        with pytest.raises(PlanFormatError, match="stage 1 begins at layer 3, but layer 4 is due"):
+            call()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_plan_that_was_counted_with_numpy_is_saved(tmp_path: Path) -> None:
+    whole = plan_of("tp2:3,tp1:1 @6")
+    (replica,) = whole.replicas
+    counted = replace(replica, num_micro_batches=numpy.int64(6))
+    api.save_plan(replace(whole, replicas=(counted,)), tmp_path / "plan.json")
+    assert api.load_plan(tmp_path / "plan.json") == whole
 
 
 def test_its_errors_are_one_tree(tmp_path: Path) -> None:
