@@ -6,14 +6,18 @@ import inspect
 import json
 import subprocess
 import sys
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 
 from megatron_hetero import api
 from megatron_hetero.cli.main import main
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.node_links import Link
-from megatron_hetero.errors import FileFormatError
+from megatron_hetero.errors import FileFormatError, PlanFormatError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
@@ -24,9 +28,11 @@ from megatron_hetero.planner.request import PLUGIN_GAIN
 from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.cost.builders import FAST, FREE, make_cluster
+from tests.cost.work.test_profile import point, write
 from tests.runtime.workloads import plan as plan_of
 from tests.runtime.workloads import workload
 
+WORDS = ("--num-layers", "4")
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "a100-rtx4090"
 
 FROZEN = {
@@ -99,17 +105,103 @@ def test_a_plan_with_the_plug_in_gives_way_as_it_does_for_the_verb(tmp_path: Pat
     assert longer.estimates.step_time_s <= shown.estimates.step_time_s
 
 
-def test_paths_and_lines_in_the_wrong_place_are_refused() -> None:
-    cluster = api.load_cluster(EXAMPLE / "cluster.yaml")
+def test_paths_and_lines_in_the_wrong_place_are_refused(tmp_path: Path) -> None:
+    cluster, script = api.load_cluster(EXAMPLE / "cluster.yaml"), EXAMPLE / "gpt-7b.sh"
+    best, path = plan_of("tp2:3,tp1:1 @6"), tmp_path / "plan.json"
     for call in (
         lambda: api.plan("cluster.yaml", "job.sh"),  # type: ignore[arg-type]
         lambda: api.plan(cluster, "job.sh", "--num-layers 4"),
         lambda: api.plan(cluster, "job.sh", ["--num-layers", 4]),  # type: ignore[list-item]
+        # What is empty after one look, and what loses words or their order.
+        lambda: api.plan(cluster, script, (w for w in WORDS)),  # type: ignore[arg-type]
+        lambda: api.plan(cluster, script, {WORDS[0]: WORDS[1]}),  # type: ignore[arg-type]
+        lambda: api.plan(cluster, script, set(WORDS)),  # type: ignore[arg-type]
+        lambda: api.plan(cluster, script, None),  # type: ignore[arg-type]
+        lambda: api.plan(cluster, 3),  # type: ignore[arg-type]
+        lambda: api.plan(cluster, script, profile=""),
         lambda: api.simulate("plan.json", cluster),  # type: ignore[arg-type]
+        lambda: api.simulate(best, cluster, profile={}),  # type: ignore[arg-type]
+        lambda: api.load_cluster(b"cluster.yaml"),  # type: ignore[arg-type]
+        lambda: api.load_cluster("cluster\0.yaml"),
+        lambda: api.load_plan(None),  # type: ignore[arg-type]
+        lambda: api.save_plan(None, path),  # type: ignore[arg-type]
+        lambda: api.save_plan(str(path), best),  # type: ignore[arg-type]
+        lambda: api.save_plan(best, 3),  # type: ignore[arg-type]
     ):
         with pytest.raises(api.HeteroError) as caught:
             call()
         assert caught.value.exit_code == 2
+    assert not path.exists()
+
+
+def test_a_profile_of_one_size_holds_the_plan_as_for_the_verb(tmp_path: Path) -> None:
+    """The verb compares no size that nobody measured, and says so."""
+    cluster, script = make_cluster(("a", FAST, 2), limits=Limits()), _script(tmp_path)
+    measured = [
+        point(piece=piece, forward_s=1e-3, backward_s=2e-3)
+        for piece in ("embedding", "decoder_layer", "head")
+    ]
+    profile = write(tmp_path / "profile.json", *measured)
+    # Layers that take over ten times the prediction are named too.
+    with (
+        pytest.warns(UserWarning, match="Only micro-batch size 1 was compared"),
+        pytest.warns(UserWarning, match="over 10 times off"),
+    ):
+        held = api.plan(cluster, script, profile=profile)
+    # Without the rule it takes 8, which nobody measured.
+    assert {r.micro_batch_size for r in held.replicas} == {None}
+
+
+def _script(folder: Path, more: str = "") -> Path:
+    script = folder / "job.sh"
+    script.write_text(
+        "python pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 "
+        "--seq-length 256 --max-position-embeddings 256 --vocab-size 1000 --bf16 "
+        f"--calculate-per-token-loss --micro-batch-size 1 --global-batch-size 16 {more}\n"
+    )
+    return script
+
+
+def test_it_warns_of_what_the_verb_does_not_end_well_with(tmp_path: Path) -> None:
+    cluster = make_cluster(("a", FAST, 2), limits=FREE)
+    with pytest.warns(UserWarning, match=r"job\.sh:1: \$EXTRA is not set") as caught:
+        api.plan(cluster, _script(tmp_path, "$EXTRA"))
+    assert caught[0].filename == __file__
+    unlike = api.load_cluster(EXAMPLE / "cluster.yaml")
+    with pytest.warns(UserWarning, match="REFUSED at start-up on this plan: --gpu-sniff-test"):
+        api.plan(unlike, EXAMPLE / "gpt-7b.sh", ["--gpu-sniff-test-interval", "3"])
+
+
+def test_it_says_nothing_of_a_job_that_starts(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        api.plan(make_cluster(("a", FAST, 2), limits=FREE), _script(tmp_path))
+
+
+def test_a_plan_that_a_program_breaks_is_refused(tmp_path: Path) -> None:
+    """One layer is on two stages, which a file of the plan would not be read with."""
+    cluster = api.load_cluster(EXAMPLE / "cluster.yaml")
+    whole = plan_of("tp2:3,tp1:1 @6")
+    (replica,) = whole.replicas
+    first = replica.stages[0]
+    wider = replace(first, shape=replace(first.shape, num_layers=4))
+    broken = replace(whole, replicas=(replace(replica, stages=(wider, replica.stages[1])),))
+    for call in (
+        lambda: api.simulate(broken, cluster),
+        lambda: api.save_plan(broken, tmp_path / "plan.json"),
+        lambda: api.apply(broken, print, print, print),
+    ):
+        with pytest.raises(PlanFormatError, match="stage 1 begins at layer 3, but layer 4 is due"):
+            call()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_plan_that_was_counted_with_numpy_is_saved(tmp_path: Path) -> None:
+    whole = plan_of("tp2:3,tp1:1 @6")
+    (replica,) = whole.replicas
+    counted = replace(replica, num_micro_batches=numpy.int64(6))
+    api.save_plan(replace(whole, replicas=(counted,)), tmp_path / "plan.json")
+    assert api.load_plan(tmp_path / "plan.json") == whole
 
 
 def test_its_errors_are_one_tree(tmp_path: Path) -> None:

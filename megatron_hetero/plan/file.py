@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,10 @@ def _to_data(value: Any, hint: Any) -> Any:
     if typing.get_origin(hint) is Mapping:
         return {key: _to_data(item, arguments[1]) for key, item in value.items()}
     # 0.0 and -0.0, 2 and 2.0 are equal, and so must be their text.
-    return float(value) + 0.0 if hint is float else value
+    if hint is float:
+        return float(value) + 0.0
+    # A program may count with numpy.
+    return int(value) if hint is int and isinstance(value, Integral) else value
 
 
 def _unset(value: Any) -> set[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -190,7 +191,8 @@ def _replacements(mode: TorchFunctionMode) -> Iterator[tuple[Any, str, Any]]:
         "max_memory_reserved",
     ):
         yield cuda, name, _zero
-    yield cuda, "memory_stats", lambda *a, **k: {}
+    # Every count of the allocator by its name: Megatron's log to TensorBoard reads some.
+    yield cuda, "memory_stats", lambda *a, **k: defaultdict(int)
     yield cuda, "Stream", _NullStream
     yield cuda, "Event", _NullStream
     yield cuda, "current_stream", lambda *a, **k: _NullStream()

@@ -69,6 +69,12 @@ def test_memory_is_not_pinned() -> None:
         assert torch.tensor([1, 2], device="cpu", pin_memory=True).cuda().tolist() == [1, 2]
 
 
+def test_the_allocator_counts_nothing_under_every_name() -> None:
+    """`--log-memory-to-tensorboard` reads counts by name."""
+    with backend.cpu_backend():
+        assert torch.cuda.memory_stats()["reserved_bytes.all.current"] == 0
+
+
 def test_arithmetic_is_untouched() -> None:
     torch.manual_seed(0)
     x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)

@@ -51,6 +51,36 @@ def test_weights_that_a_checkpoint_lacks_begin_anew_and_are_named(
         assert "q_layernorm" in (job.directory / "rank-0.log").read_text()
 
 
+def test_a_checkpoint_is_evaluated_on_the_first_validation_samples(tmp_path: Path) -> None:
+    """`--skip-train --load`: the job that saved had read one batch of validation, which Megatron
+    reads again.  A learning rate of 0 keeps all weights alike."""
+    makers = (plan_job, one_process_job)
+    flags = ["--lr=0", "--eval-iters=1", "--split=8,1,1", "--save-interval=1000"]
+    first = [
+        make(
+            tmp_path / f"first-{make.__name__}",
+            [*flags, "--eval-interval=2", f"--save={tmp_path / make.__name__}"],
+        )
+        for make in makers
+    ]
+    run_jobs(first, 240)
+    resumed = [
+        make(
+            tmp_path / f"then-{make.__name__}",
+            [*flags, "--skip-train", f"--load={tmp_path / make.__name__}"],
+        )
+        for make in makers
+    ]
+    run_jobs(resumed, 240)
+    # Validation in the middle of training, at its end, and the test samples.
+    trained, _ = (read_log(job).numbers(r"lm loss value: (\S+) ") for job in first)
+    ours, one = (read_log(job).numbers(r"lm loss value: (\S+) ") for job in resumed)
+    assert len(trained) == 3 and len(ours) == 2
+    assert ours == pytest.approx(one, rel=2e-6)
+    assert ours == pytest.approx([trained[0], trained[2]], rel=2e-6)
+    assert trained[0] != pytest.approx(trained[1], rel=1e-4)
+
+
 @pytest.mark.slow
 def test_the_instances_of_a_divided_optimizer_change_nothing(tmp_path: Path) -> None:
     """Stock divides its state over fewer ranks with them; what is trained stays."""

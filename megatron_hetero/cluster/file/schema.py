@@ -33,7 +33,7 @@ HostName = Annotated[
 Count = Annotated[int, Field(ge=1, le=MAX_PARALLEL_SIZE)]
 Price = Annotated[
     float,
-    Field(ge=0, le=1e9, strict=False, description="In any one currency, the same everywhere."),
+    Field(ge=0, le=1e9, description="In any one currency, the same everywhere."),
 ]
 
 _GpuIndex = Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)]
@@ -49,7 +49,7 @@ class IncastSection(_Section):
     more makes a byte, from any of them, take `slowdown` times its own time longer."""
 
     senders: Annotated[int, Field(ge=1, le=MAX_NODES)]
-    slowdown: Annotated[float, Field(ge=0, le=100, strict=False)]
+    slowdown: Annotated[float, Field(ge=0, le=100)]
 
 
 class RingSection(_Section):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from megatron_hetero.cluster.names import node_words
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.page.figure import (
@@ -49,10 +50,7 @@ def traffic_of_gradients(cluster: Cluster, simulation: StepSimulation) -> dict[s
     Machines and sites that neither send nor receive any are left out.
     """
     found: dict[str, SiteTraffic] = {}
-    # Nodes by the words that names of paths have.
-    nodes = {node_words(node.name): node for node in cluster.nodes}
-    for sender, receiver, num_bytes in _between_nodes(simulation):
-        here, there = nodes[sender], nodes[receiver]
+    for here, there, num_bytes in _between_nodes(_nodes(cluster), simulation):
         # Islands of one machine exchange over no uplink.
         if here.machine == there.machine:
             continue
@@ -69,34 +67,47 @@ def traffic_of_gradients(cluster: Cluster, simulation: StepSimulation) -> dict[s
     return found
 
 
-def _between_nodes(simulation: StepSimulation) -> Iterator[tuple[str, str, float]]:
+def _nodes(cluster: Cluster) -> dict[str, Node]:
+    """Return nodes by the words that names of paths have."""
+    return {node_words(node.name): node for node in cluster.nodes}
+
+
+def _ends(nodes: Mapping[str, Node], path: str) -> tuple[Node, Node] | None:
+    """Return the two nodes of a path between them; None for a line, a NIC or a port.
+
+    Lines may be called `line a -> b` as well, by their sites or machines.
+    """
+    sender, _, receiver = path.partition(" -> ")
+    return (nodes[sender], nodes[receiver]) if sender in nodes and receiver in nodes else None
+
+
+def _between_nodes(
+    nodes: Mapping[str, Node], simulation: StepSimulation
+) -> Iterator[tuple[Node, Node, float]]:
     """Yield (sender, receiver, bytes) of every path between two nodes that an exchange takes."""
     for collective, _, _ in simulation.collectives:
         for (path, _), num_bytes in zip(collective.hops, collective.hop_bytes, strict=True):
-            # Only paths between two nodes are called `a -> b`.
-            sender, arrow, receiver = path.partition(" -> ")
-            if arrow:
-                yield sender, receiver, num_bytes
+            ends = _ends(nodes, path)
+            if ends is not None:
+                yield *ends, num_bytes
 
 
-def _has_shared_lines(simulation: StepSimulation) -> bool:
-    """Return whether an exchange takes a line: neither a path of two nodes nor a GPU's port."""
-    return any(
-        " -> " not in path and not path.endswith((" in", " out"))
-        for collective, _, _ in simulation.collectives
-        for path, _ in collective.hops
-    )
+def _has_shared_lines(nodes: Mapping[str, Node], simulation: StepSimulation) -> bool:
+    """Return whether an exchange takes a line or a NIC: neither a path of two nodes nor a GPU's
+    port, whose name alone has no space before its direction."""
+    paths = {path for collective, _, _ in simulation.collectives for path, _ in collective.hops}
+    return any(path.count(" ") > 1 and _ends(nodes, path) is None for path in paths)
 
 
 def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> Figure | None:
     """Draw sites, with the machines of each below, and a bar for the bytes sent and received.
 
     Returns:
-        None where no gradient leaves a machine, or where gradients take lines that several
-        machines share, whose bytes are not known by machine.
+        None where no gradient leaves a machine, or where gradients take lines or NICs that several
+        paths share, whose bytes are not known by path.
     """
     sites = traffic_of_gradients(cluster, simulation)
-    if not sites or _has_shared_lines(simulation):
+    if not sites or _has_shared_lines(_nodes(cluster), simulation):
         return None
     # One scale for all bars.
     uplinks = [u for s in sites.values() for u in (s.uplink, *s.machines.values())]

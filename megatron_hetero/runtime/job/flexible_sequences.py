@@ -117,6 +117,7 @@ class SequencesJob(AsymmetricJob):
 
     def _iterators(self, datasets_provider: Step, groups: RankGroups) -> Callable[..., Any]:
         """Provide the steps of documents; the script's own provider is that of other data."""
+        from megatron_hetero.runtime.model.samples.data import consumed_in_validation
         from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
         from megatron_hetero.runtime.sequences.documents import document_datasets
         from megatron_hetero.runtime.sequences.groups import GroupPlace
@@ -126,7 +127,7 @@ class SequencesJob(AsymmetricJob):
             args = self._args
             datasets = document_datasets(num_samples, self._tree.longest_sequence)
             # Of training, validation and test, in this order.
-            consumed = (args.consumed_train_samples, args.consumed_valid_samples, 0)
+            consumed = (args.consumed_train_samples, consumed_in_validation(args), 0)
             sizes = (args.global_batch_size, args.eval_global_batch_size, args.global_batch_size)
             eod = datasets.eod if args.eod_mask_loss else None
             deal = partial(dealt_tokens, self._tree)

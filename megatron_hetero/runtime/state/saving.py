@@ -67,6 +67,12 @@ class Saver:
     def save_checkpoint(self, original: Function, step: int, *given: Any, **named: Any) -> None:
         """Run Megatron's `save_checkpoint`; leave nothing behind on a failure."""
         args = get_args()
+        # Megatron asks for a checkpoint before it ends a job whose loss or gradient is no number,
+        # also of a job that saves none.
+        if args.save is None:
+            if dist.get_rank() == 0:
+                _warn(f"no checkpoint of step {step} is written: --save is not given")
+            return
         # Other formats and non-persistent checkpoints are left to Megatron.
         if args.ckpt_format != "torch_dist" or named.get("non_persistent_ckpt"):
             original(step, *given, **named)

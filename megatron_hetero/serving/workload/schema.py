@@ -12,9 +12,7 @@ MAX_CLASSES = 64
 MAX_TOKENS = 4_000_000
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Rate = Annotated[
-    float, Field(gt=0, le=1e6, strict=False, description="Requests per second, on average.")
-]
+Rate = Annotated[float, Field(gt=0, le=1e6, description="Requests per second, on average.")]
 
 
 class _Section(BaseModel):
@@ -25,7 +23,7 @@ class ValueSection(_Section):
     """Some tokens, and how often: weights count relative to each other."""
 
     tokens: Tokens
-    weight: Annotated[float, Field(gt=0, le=1e9, strict=False)]
+    weight: Annotated[float, Field(gt=0, le=1e9)]
 
 
 LengthField = Annotated[
@@ -62,7 +60,7 @@ class ClassSection(DeadlineSection):
     shared_prefix: Annotated[
         float,
         Field(
-            ge=0, lt=1, strict=False,
+            ge=0, lt=1,
             description="Part of the input that all requests of the class begin with.",
         ),
     ] = 0.0  # fmt: skip
@@ -77,7 +75,7 @@ class TraceSection(DeadlineSection):
         Field(description="csv has the columns arrival_s, input_tokens, output_tokens."),
     ] = "csv"
     speed: Annotated[
-        float, Field(gt=0, le=1e6, strict=False, description="Rates as a multiple of the trace's.")
+        float, Field(gt=0, le=1e6, description="Rates as a multiple of the trace's.")
     ] = 1.0
     classes: Annotated[
         Literal[1, 4, 9], Field(description="Parts: 1, 2 x 2 or 3 x 3 by input and output.")
@@ -92,7 +90,7 @@ class WorkloadSection(_Section):
     trace: TraceSection | None = None
     attainment: Annotated[
         float,
-        Field(gt=0, lt=1, strict=False, description="Part of requests whose deadlines must hold."),
+        Field(gt=0, lt=1, description="Part of requests whose deadlines must hold."),
     ] = 0.9
 
     @model_validator(mode="after")

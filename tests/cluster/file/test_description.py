@@ -55,6 +55,20 @@ def _load(folder: Path, text: str) -> Cluster:
     return load_cluster(path)
 
 
+@pytest.mark.parametrize("price", ["true", '"3"', '"1_0"'])
+def test_what_is_no_number_is_no_price(price: str, tmp_path: Path) -> None:
+    """Neither is one in the JSON Schema, by which an editor checks the file."""
+    wrong = FULL.replace("host: a100-0.example}", f"price_per_hour: {price}}}")
+    with pytest.raises(
+        ClusterError, match=r":6: nodes\[0\].price_per_hour: .* valid number; it is"
+    ):
+        _load(tmp_path, wrong)
+    with pytest.raises(ClusterError, match=r"incast.slowdown: .* valid number"):
+        _load(
+            tmp_path, FULL.replace("50 us}", f"50 us, incast: {{senders: 1, slowdown: {price}}}}}")
+        )
+
+
 def test_the_whole_schema(tmp_path: Path) -> None:
     cluster = _load(tmp_path, FULL)
     assert [n.name for n in cluster.nodes] == ["a100-0", "rtx-0", "mine", "mine2"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from megatron_hetero.cluster.lines import Line
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
 from megatron_hetero.report.page.exchange_tree import exchange_tree, traffic_of_gradients
@@ -58,6 +59,18 @@ def test_every_machine_has_a_row_inside_the_page(plan: Plan) -> None:
         if bar.get("x") is not None:
             right = float(bar.get("x", 0)) + float(bar.get("width", 0))
             assert right <= PAGE_WIDTH and float(bar.get("y", 0)) < figure.height
+
+
+@pytest.mark.parametrize("shared", ["line north -> south", "uplink of site north out"])
+def test_bytes_on_a_shared_line_are_not_known_by_machine(shared: str, plan: Plan) -> None:
+    """Names of lines have an arrow or a direction, as those of paths of two nodes and of ports."""
+    back = Line("line south -> north", 125e6)
+    lines = {("north", "south"): (Line(shared, 125e6),), ("south", "north"): (back,)}
+    cluster = replace(two_sites(), site_lines=lines)
+    simulation = simulate_plan(plan, cluster)
+    taken = {path for exchange, _, _ in simulation.collectives for path, _ in exchange.hops}
+    assert shared in taken and "north0 -> north1" in taken
+    assert exchange_tree(plan, cluster, simulation) is None
 
 
 def test_a_plan_without_an_exchange_has_no_such_figure(plan: Plan) -> None:

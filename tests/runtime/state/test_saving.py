@@ -150,3 +150,16 @@ def test_other_formats_are_megatrons_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
     seen: list[Any] = []
     Saver(PLAN, 1).save_checkpoint(lambda *given, **named: seen.append((given, named)), 3, 4, a=5)
     assert seen == [((3, 4), {"a": 5})] and not tmp_path.exists()
+
+
+def test_a_job_without_save_ends_as_megatron_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megatron asks for a checkpoint when a loss is NaN, and then leaves with a code of its own."""
+    args = SimpleNamespace(ckpt_format="torch_dist", save=None)
+    monkeypatch.setattr(global_vars, "_GLOBAL_ARGS", args)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    seen: list[Any] = []
+    Saver(PLAN, 1).save_checkpoint(lambda *given, **named: seen.append(given), 3, 4)
+    assert seen == []
+    assert "no checkpoint of step 3 is written: --save is not given" in capsys.readouterr().out

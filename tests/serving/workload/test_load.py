@@ -35,6 +35,9 @@ def test_the_example() -> None:
         ("version: 1\nclasses: []\ntrace: {file: a.csv}\nclass: 1", r":4: class: unknown key"),
         ("version: 1\nclasses:\n  - {name: a, rate: 0, input: 1, output: 1}", r":3: .*rate"),
         ("version: 1\nclasses:\n  - {name: a, rate: 1, input: 0, output: 1}", r":3: .*input"),
+        # A truth value is no rate of 1, and quoted text no number.
+        ("version: 1\nclasses:\n  - {name: a, rate: true, input: 1, output: 1}", "it is true"),
+        ('version: 1\nclasses:\n  - {name: a, rate: "2", input: 1, output: 1}', 'it is "2"'),
         (
             "version: 1\nclasses:\n  - {name: a, rate: 1, input: 1, output: 1, first_token: 0 s}",
             "0 s is no deadline",

@@ -225,7 +225,7 @@ def iterators_provider(
         if args.full_validation:
             validation = [whole(dataset) for dataset in valid]
         else:
-            validation = iterator(valid, args.consumed_valid_samples)
+            validation = iterator(valid, consumed_in_validation(args))
         return (
             iterator(train, _consumed_in_phase(args), batches),
             validation,
@@ -233,6 +233,12 @@ def iterators_provider(
         )
 
     return EveryRankProvider(provide)
+
+
+def consumed_in_validation(args: Any) -> int:
+    """Count the validation samples that are read already; a job that only evaluates begins with the
+    first, as in Megatron, whatever its checkpoint has seen."""
+    return 0 if args.skip_train else int(args.consumed_valid_samples)
 
 
 def _consumed_in_phase(args: Any) -> int:
