@@ -76,6 +76,7 @@ def test_locate_gives_the_line_of_keys_and_items(tmp_path: Path) -> None:
         ("a: " + "9" * 5000, ":1: a: a number of 5000 digits; the limit is 40"),
         (b"a: 1\nb: \xff", ":2: byte 0xff is not UTF-8 text; save the file as UTF-8"),
         (b"a: \x01", ":1: not valid YAML"),
+        ("a: 1".encode("utf-16"), ":1: this is UTF-16 text, as Windows PowerShell writes with >"),
         ("a" * (MAX_YAML_BYTES + 1), ":1: larger than 4194304 bytes, the limit of such a file"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,11 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
         raise FileFormatError(
             f"{path}:1: larger than {most_bytes} bytes, the limit of such a file; is it the right "
             "one?"
+        )
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise FileFormatError(
+            f"{path}:1: this is UTF-16 text, as Windows PowerShell writes with >; save the file as "
+            "UTF-8"
         )
     try:
         return content.decode("utf-8-sig")
