@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from megatron_hetero.errors import HeteroError
+from megatron_hetero.errors import FileFormatError, HeteroError
 from megatron_hetero.files.document import (
     MAX_YAML_BYTES,
     Document,
@@ -36,6 +36,7 @@ __all__ = [
     "make_folder",
     "near_names",
     "read_json",
+    "read_long_json",
     "read_text",
     "read_yaml",
     "validate_document",
@@ -64,6 +65,23 @@ def read_json(path: Path | str) -> Document:
     builder = DocumentBuilder(Path(path))
     feed_json(builder, read_text(Path(path)))
     return builder.document()
+
+
+def read_long_json(path: Path | str, most_bytes: int) -> Any:
+    """Read the data of a long JSON file that a program wrote, such as a tokenizer: in a tenth of
+    the time that `read_json` takes, without lines, and with the last of duplicate keys.
+
+    Raises:
+        FileFormatError: unreadable, malformed, nested deep, or of more than so many bytes.
+    """
+    text = read_text(Path(path), most_bytes)
+    # Whole numbers as floats: long ones take quadratic time otherwise.
+    try:
+        return json.loads(text, parse_int=float)
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise FileFormatError(f"{path}: nested too deep to be read") from None
 
 
 def validate_document[Schema: BaseModel](
