@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from megatron_hetero.files import (
     validate_document,
     write_json,
 )
-from megatron_hetero.files.document import MAX_FILE_BYTES
+from megatron_hetero.files.document import MAX_FILE_BYTES, MAX_YAML_BYTES
 from megatron_hetero.units import parse_bandwidth
 
 
@@ -75,7 +76,8 @@ def test_locate_gives_the_line_of_keys_and_items(tmp_path: Path) -> None:
         ("a: " + "9" * 5000, ":1: a: a number of 5000 digits; the limit is 40"),
         (b"a: 1\nb: \xff", ":2: byte 0xff is not UTF-8 text; save the file as UTF-8"),
         (b"a: \x01", ":1: not valid YAML"),
-        ("a" * (MAX_FILE_BYTES + 1), ":1: larger than 16777216 bytes, the limit of a file"),
+        ("a: 1".encode("utf-16"), ":1: this is UTF-16 text, as Windows PowerShell writes with >"),
+        ("a" * (MAX_YAML_BYTES + 1), ":1: larger than 4194304 bytes, the limit of such a file"),
     ],
 )
 def test_yaml_refusals_name_line_and_key(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -106,6 +108,7 @@ def test_yaml_refusals_name_line_and_key(tmp_path: Path, text: str | bytes, mess
         ('["\\q"]', ":1: not valid JSON: Invalid"),
         ('{"a": ' * 40, "nested deeper than 32 levels"),
         ("[" + "9" * 50 + "]", "a number of 50 digits; the limit is 40"),
+        ("a" * (MAX_FILE_BYTES + 1), ":1: larger than 16777216 bytes, the limit of such a file"),
     ],
 )
 def test_json_refusals_name_line_and_key(tmp_path: Path, text: str, message: str) -> None:
@@ -125,6 +128,13 @@ def test_files_of_too_many_values_are_refused(
     assert len(read(_write(tmp_path, "most.json", "[" + "0," * 998 + "0]")).data) == 999
     with pytest.raises(FileFormatError, match=r":1: .*more than 1000 values, the limit of a file"):
         read(_write(tmp_path, "more.json", "[" + "0," * 999 + "0]"))
+
+
+def test_a_string_of_escapes_takes_no_gigabytes(tmp_path: Path) -> None:
+    path = _write(tmp_path, "a.json", '["' + "\\u00e9" * 500_000 + '"]')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(read_json(path).data[0]) == 500_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 @pytest.mark.parametrize("read", [read_yaml, read_json])
@@ -246,6 +256,12 @@ def test_a_schema_reports_every_fault_with_its_line(tmp_path: Path) -> None:
         'c.yaml:7: named.x: the key "bandwidth" is missing; add it',
         'c.yaml:8: bogus: unknown key "bogus"; allowed: version, links, named',
     ]
+
+
+def test_a_schema_shows_no_screens_of_a_value(tmp_path: Path) -> None:
+    document = read_yaml(_write(tmp_path, "c.yaml", f"version: {'x' * 5000}\n"))
+    with pytest.raises(ClusterError, match=r'; it begins "x{199}$'):
+        validate_document(document, _File, ClusterError)
 
 
 def test_a_valid_document_becomes_an_instance(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.inventory.discovery import (
+    asked_topology,
     check_whole,
     draft_node,
     find_gpus,
@@ -110,7 +111,7 @@ def _here(
     if arguments.topology:
         topology = parse_topology(read_text(arguments.topology), str(arguments.topology))
     elif len(gpus) > 1:
-        topology = parse_topology(topology_text(), "nvidia-smi topo -m")
+        topology = asked_topology(topology_text, "nvidia-smi topo -m", gpus)
     # Speeds of the NICs that the topology names.
     ports = "" if topology is None else read_ports(port_files(topology))
     node = draft_node(gpus, topology, measured, ports=ports)

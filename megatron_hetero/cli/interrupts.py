@@ -1,4 +1,5 @@
-"""Ctrl-C: answered at once by a line, and by the system itself when it is pressed again."""
+"""Ctrl-C, SIGTERM and a closed terminal: answered at once by a line; the second time by the system.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +8,25 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
 from megatron_hetero.collector import keep_from_collector
 from megatron_hetero.errors import EXIT_INTERRUPTED
 
+_WORDS: dict[int, str] = {
+    signal.SIGINT: "interrupted: ending what runs (Ctrl-C again stops at once)",
+    signal.SIGTERM: "asked to end by SIGTERM: ending what runs",
+    signal.SIGHUP: "the terminal was closed: ending what runs",
+}
+
 
 @contextmanager
 def answered_interrupts(say: Callable[[str], None]) -> Iterator[None]:
     """Answer the first Ctrl-C of a verb with a line and `KeyboardInterrupt`; the second cuts short
-    what the verb then still does to end well.
+    what the verb then still does to end well.  So are `kill`, `timeout` and the end of a terminal
+    answered: without that the ranks of a verb would outlive it, and its folders stay.
 
     Args:
         say: prints a line to people.
@@ -28,17 +36,28 @@ def answered_interrupts(say: Callable[[str], None]) -> Iterator[None]:
         return
 
     def answer(signal_number: int, frame: FrameType | None) -> NoReturn:
-        # The next Ctrl-C is the system's, which ends the process at once.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        say("interrupted: ending what runs (Ctrl-C again stops at once)")
+        # The next one is the system's, which ends the process at once.
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
+        # Nobody reads any more what is written to a terminal that was closed.
+        with suppress(OSError):
+            say(_WORDS[signal_number])
         raise KeyboardInterrupt
 
-    # The handler of before comes back, for programs that call a verb as a function.
-    before = signal.signal(signal.SIGINT, answer)
+    # What is ignored, as by `nohup`, stays so.  The handlers of before come back, for programs that
+    # call a verb as a function.
+    before = {
+        number: handler
+        for number in _WORDS
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+    }
+    for number in before:
+        signal.signal(number, answer)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def leave(code: int) -> NoReturn:

@@ -26,6 +26,10 @@ MIN_TABLE_WIDTH = 80
 """Columns of a table at least: in a narrower one Rich drops whole columns and parts of numbers."""
 
 
+_LONGEST_LINE = 8000
+"""Characters of a line of an error; the longest of ours has some hundreds, and values of files."""
+
+
 class Progress(Protocol):
     """Callback for the progress of the planner."""
 
@@ -93,6 +97,7 @@ class Output:
         Args:
             kind: the name of the error's class.
         """
+        message = "\n".join(map(_cut, message.split("\n")))
         self.error(message)
         if self._json_to_stdout:
             self.json(error_object(kind, message, exit_code))
@@ -192,6 +197,12 @@ class Output:
                 say(f"searching: {num_evaluated} plans, best step time {best}{gap}")
 
             yield update
+
+
+def _cut(line: str) -> str:
+    """Return a line of a message without the rest of a value that fills screens."""
+    rest = len(line) - _LONGEST_LINE
+    return line if rest <= 0 else f"{line[:_LONGEST_LINE]}... ({rest} more characters)"
 
 
 def error_object(kind: str, message: str, exit_code: int) -> dict[str, Any]:

@@ -29,9 +29,24 @@ def check_host_name(name: str) -> str:
         )
     if len(name) <= 253 and all(_LABEL.fullmatch(label) for label in name.split(".")):
         return name
+    if ":" in name:
+        raise ValueError(f'"{name}" is not a host name: {_about_colons(name)}')
     raise ValueError(
         f'"{name}" is not a host name: letters, digits, "-" and "." only, no "-" at an end of '
         "a part, at most 63 characters a part and 253 in all (RFC 1123)"
+    )
+
+
+def _about_colons(name: str) -> str:
+    """Say what a name with colons is, and what to do."""
+    try:
+        ipaddress.IPv6Address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return (
+            "a port does not stand behind it; one of ssh's belongs into ~/.ssh/config (Host, Port)"
+        )
+    return (
+        "IPv6 addresses are not read; give the machine a name in DNS, /etc/hosts or ~/.ssh/config"
     )
 
 

@@ -1,9 +1,9 @@
 """The only reader and writer of YAML and JSON: strict, bounded, and always knowing the line.
 
 A file is a stranger's: it is read as plain data (null, bool, int, float, str, list, dict) and never
-constructs an object.  Refused with `file:line`: more than 16 MiB, text that is not UTF-8, more than
-32 levels or 1 000 000 values, duplicate keys, keys that are not text, NaN and infinities, YAML
-aliases, anchors, merge keys, tags, and more than one document.
+constructs an object.  Refused with `file:line`: more than 16 MiB (of YAML 4 MiB), text that is not
+UTF-8, more than 32 levels or 1 000 000 values, duplicate keys, keys that are not text, NaN and
+infinities, YAML aliases, anchors, merge keys, tags, and more than one document.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from megatron_hetero.errors import HeteroError
-from megatron_hetero.files.document import Document, DocumentBuilder, format_keypath, read_text
+from megatron_hetero.errors import FileFormatError, HeteroError
+from megatron_hetero.files.document import (
+    MAX_YAML_BYTES,
+    Document,
+    DocumentBuilder,
+    format_keypath,
+    read_text,
+)
 from megatron_hetero.files.parsing import feed_json, feed_yaml
 from megatron_hetero.files.schema_faults import describe_faults, near_names
 from megatron_hetero.files.writing import check_writable, make_folder, write_text
@@ -30,6 +36,7 @@ __all__ = [
     "make_folder",
     "near_names",
     "read_json",
+    "read_long_json",
     "read_text",
     "read_yaml",
     "validate_document",
@@ -45,7 +52,7 @@ def read_yaml(path: Path | str) -> Document:
         FileFormatError: unreadable, malformed, or one of the refusals of this module.
     """
     builder = DocumentBuilder(Path(path))
-    feed_yaml(builder, read_text(Path(path)))
+    feed_yaml(builder, read_text(Path(path), MAX_YAML_BYTES))
     return builder.document()
 
 
@@ -58,6 +65,23 @@ def read_json(path: Path | str) -> Document:
     builder = DocumentBuilder(Path(path))
     feed_json(builder, read_text(Path(path)))
     return builder.document()
+
+
+def read_long_json(path: Path | str, most_bytes: int) -> Any:
+    """Read the data of a long JSON file that a program wrote, such as a tokenizer: in a tenth of
+    the time that `read_json` takes, without lines, and with the last of duplicate keys.
+
+    Raises:
+        FileFormatError: unreadable, malformed, nested deep, or of more than so many bytes.
+    """
+    text = read_text(Path(path), most_bytes)
+    # Whole numbers as floats: long ones take quadratic time otherwise.
+    try:
+        return json.loads(text, parse_int=float)
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise FileFormatError(f"{path}: nested too deep to be read") from None
 
 
 def validate_document[Schema: BaseModel](

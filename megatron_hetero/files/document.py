@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from megatron_hetero.errors import FileFormatError
 
 MAX_FILE_BYTES = 16 << 20
 """A plan for 10,000 GPUs has a few MiB."""
+MAX_YAML_BYTES = 4 << 20
+"""A cluster file of 10,000 unlike nodes has a tenth of this; YAML takes seven seconds a MiB."""
 # Levels and values that no file of ours comes near; a hostile one must not exhaust the reader.
 MAX_DEPTH = 32
 MAX_VALUES = 1_000_000
@@ -144,8 +147,8 @@ class DocumentBuilder:
             self._keypath.pop()
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file of at most `MAX_FILE_BYTES` (a byte order mark is dropped).
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """Read a UTF-8 file of at most so many bytes (a byte order mark is dropped).
 
     Raises:
         FileFormatError: unreadable, too large, or not UTF-8.
@@ -153,11 +156,19 @@ def read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             # One byte more than allowed tells a larger file, without reading all of it.
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise FileFormatError(f"{path}:1: larger than {MAX_FILE_BYTES} bytes, the limit of a file")
+    if len(content) > most_bytes:
+        raise FileFormatError(
+            f"{path}:1: larger than {most_bytes} bytes, the limit of such a file; is it the right "
+            "one?"
+        )
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise FileFormatError(
+            f"{path}:1: this is UTF-16 text, as Windows PowerShell writes with >; save the file as "
+            "UTF-8"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -24,12 +24,13 @@ _YAML_RADIX_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _YAML_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _YAML_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
-# One match a token, with the white space before it: a file may have a million tokens.
+# One match a token, with the white space before it: a file may have a million tokens.  What stands
+# in a string is never given back (`*+`): to remember every escape takes gigabytes.
 _JSON_TOKEN = re.compile(
     r"(?P<space>[ \t\r\n]*)(?:"
     r"(?P<punctuation>[{}\[\],:])"
     r'|"(?P<plain>[^"\\\x00-\x1f]*)"'
-    r'|(?P<string>"(?:[^"\\\x00-\x1f]|\\.)*")'
+    r'|(?P<string>"(?:[^"\\\x00-\x1f]|\\.)*+")'
     r"|(?P<integer>-?(?:0|[1-9][0-9]*))(?![0-9.a-zA-Z_])"
     r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(?![0-9.a-zA-Z_])"
     r"|(?P<word>-?[A-Za-z_]+)"

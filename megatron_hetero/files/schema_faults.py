@@ -40,6 +40,8 @@ def describe_faults(
     return [f"{document.path}:{line}: {text}" for line, text in sorted(faults)]
 
 
+_LONGEST_VALUE = 200
+"""Characters of a value that a message shows."""
 _WRONG_FORMS = {"int_type", "tuple_type", "list_type", "dict_type", "model_type", "string_type"}
 """Faults of a value that another form of the value does not have."""
 
@@ -93,7 +95,9 @@ def _fault_text(fault: dict[str, Any], document: Document, model_class: type[Bas
     message = message[:1].lower() + message[1:]
     # The value itself, where it is short enough to print.
     if document.existing(location) and not isinstance(fault["input"], dict | list):
-        message += f"; it is {json.dumps(fault['input'], ensure_ascii=False)}"
+        value = json.dumps(fault["input"], ensure_ascii=False)
+        is_short = len(value) <= _LONGEST_VALUE
+        message += f"; it is {value}" if is_short else f"; it begins {value[:_LONGEST_VALUE]}"
     return message
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_hetero.errors import FileFormatError, ModelError
-from megatron_hetero.files import read_json
+from megatron_hetero.files import read_long_json
 from megatron_hetero.model.flag_reader import FlagReader
 
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
@@ -31,6 +31,7 @@ _PUBLISHED = {
 _TIKTOKEN_DEFAULT = 131072
 """`DEFAULT_TIKTOKEN_MAX_VOCAB` of Megatron, whatever the file holds."""
 _MAX_MODEL_BYTES = 64 << 20
+"""The tokenizer.json of GPT-OSS has 28 MB, with 446,000 merges as pairs."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 
@@ -105,9 +106,9 @@ def _read(kind: str, path: Path) -> Vocabulary | None:
     if kind in _SENTENCEPIECE:
         size = sum(1 for field in _fields(_bounded(path)) if field == 1)
     elif kind == "GPT2BPETokenizer":
-        size = _length(read_json(path).data)
+        size = _length(read_long_json(path, _MAX_MODEL_BYTES))
     elif kind == "HuggingFaceTokenizer" and path.name == "tokenizer.json":
-        size = _with_added_tokens(read_json(path).data)
+        size = _with_added_tokens(read_long_json(path, _MAX_MODEL_BYTES))
     else:
         return None
     if size < 1:
@@ -127,11 +128,11 @@ def _with_added_tokens(data: object) -> int:
     vocab = data["model"].get("vocab")
     tokens = set(vocab) if isinstance(vocab, dict) else set()
     if isinstance(vocab, list):  # Unigram: pairs of token and score
-        tokens = {pair[0] for pair in vocab if isinstance(pair, list) and pair}
+        tokens = {str(pair[0]) for pair in vocab if isinstance(pair, list) and pair}
     # Added tokens may stand in the vocabulary too, and count once.
     added = data.get("added_tokens")
     if isinstance(added, list):
-        tokens |= {token["content"] for token in added if isinstance(token, dict)}
+        tokens |= {str(token.get("content")) for token in added if isinstance(token, dict)}
     return len(tokens)
 
 

@@ -5,16 +5,21 @@ A file has a length in tokens on each line, or a length and how many there are o
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from megatron_hetero.errors import FileFormatError
+from megatron_hetero.files import read_text
 
 _MOST_TOKENS = 1 << 30
 _MOST_SEQUENCES = 100_000_000
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 256 << 20
+"""A longer list is shorter as lengths with their counts; a data set is no list of lengths."""
+
+
 @dataclass(frozen=True)
 class Lengths:
     """How many sequences there are of each length: `counts[i]` of `tokens[i]`, ascending."""
@@ -75,16 +80,9 @@ def read_lengths(path: Path) -> Lengths:
         FileFormatError: there is no such file, or a line is not one or two whole numbers of a
             sensible size.
     """
-    # A file of lengths is small; a data set by mistake is not.
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise FileFormatError(f"{path}: more than {_MOST_BYTES} bytes are no file of lengths")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path}: it cannot be read: {error}") from error
     # A length a line, or a length and how often it comes.
     found: dict[int, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(io.StringIO(read_text(path, _MOST_BYTES), newline=None), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

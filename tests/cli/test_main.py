@@ -133,28 +133,57 @@ def test_with_json_an_error_is_an_object(
     assert found["message"] in captured.err.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, "interrupted: ending what runs"),
+        (signal.SIGTERM, "asked to end by SIGTERM: ending what runs"),
+        (signal.SIGHUP, "the terminal was closed: ending what runs"),
+    ],
+)
 def test_ctrl_c_is_answered_before_anything_else_is_done(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     verb = fake_verb(0)
     seen: list[str] = []
 
     def run(arguments: argparse.Namespace, output: Output) -> int:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         except KeyboardInterrupt:  # what is left to do comes after the answer
             seen.append(capsys.readouterr().err)
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            assert signal.getsignal(number) == signal.SIG_DFL
             raise
         return 0
 
     verb.run = run
     monkeypatch.setattr(cli, "_load", lambda name: verb)
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     assert cli.main(["plan", "--json"]) == 130
-    assert signal.getsignal(signal.SIGINT) == before
-    assert "interrupted: ending what runs" in seen[0]
+    assert signal.getsignal(number) == before
+    assert words in seen[0]
     assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 130
+
+
+def test_what_nohup_ignores_stays_ignored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb = fake_verb(0)
+
+    def run(arguments: argparse.Namespace, output: Output) -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    verb.run = run
+    monkeypatch.setattr(cli, "_load", lambda name: verb)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli.main(["plan"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_interrupt_exits_with_130(run_fake, capsys: pytest.CaptureFixture[str]) -> None:

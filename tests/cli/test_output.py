@@ -94,6 +94,13 @@ def test_text_wraps_but_verbatim_text_and_errors_do_not(
     assert captured.err == f"error: {long_line}\n"
 
 
+def test_an_error_shows_no_screens_of_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(json_to_stdout=True).failed("ModelError", f"one\n{'x' * 100_000}", 4)
+    captured = capsys.readouterr()
+    assert len(captured.err) < 10_000 and "... (92000 more characters)" in captured.err
+    assert "92000 more" in captured.out
+
+
 def test_names_in_square_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     Output().show("nodes[red] [bold]x[/bold] :warning:")
     assert capsys.readouterr().out == "nodes[red] [bold]x[/bold] :warning:\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,28 @@ def test_a_tokenizer_says_the_vocabulary(flags: str, size: int, note: str) -> No
     assert f"vocabulary of {size}: " in workload.source
     assert note in workload.source
     assert "--vocab-size" not in workload.megatron_args
+
+
+def test_a_long_tokenizer_is_counted(tmp_path: Path) -> None:
+    """That of GPT-OSS has 28 MB, and 1.5 million values with its merges as pairs."""
+    vocabulary = {f"token-{number}": number for number in range(1000)}
+    merges = [["token" * 4, "merge" * 4]] * 400_000
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": vocabulary, "merges": merges}, "added_tokens": []})
+    )
+    assert (tmp_path / "tokenizer.json").stat().st_size > 16 << 20
+    flags = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path}"
+    workload = load_workload(None, [*WITHOUT_VOCABULARY, *flags.split()])
+    assert workload.model.vocab_size == 1000
+
+
+@pytest.mark.parametrize("text", ["[" * 1_000_000, "{", '{"model": [1]}', '{"added_tokens": [{}]}'])
+def test_a_broken_tokenizer_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text)
+    flags = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {path}"
+    with pytest.raises(ModelError, match="the vocabulary cannot be counted"):
+        load_workload(None, [*WITHOUT_VOCABULARY, *flags.split()])
 
 
 def test_a_tokenizer_that_only_the_shell_knows(tmp_path: Path) -> None:

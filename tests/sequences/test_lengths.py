@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import FileFormatError
+from megatron_hetero.sequences import lengths
 from megatron_hetero.sequences.lengths import read_lengths
 from tools.drawn_lengths import DISTRIBUTIONS, Distribution, lengths_of, written_lengths
 
@@ -47,8 +48,8 @@ def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str, message: str
 def test_a_missing_file_and_a_binary_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="cannot be read"):
         read_lengths(tmp_path / "none.txt")
-    (tmp_path / "bin.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FileFormatError, match="cannot be read"):
+    (tmp_path / "bin.txt").write_bytes(b"\xff\x00")
+    with pytest.raises(FileFormatError, match="byte 0xff is not UTF-8 text"):
         read_lengths(tmp_path / "bin.txt")
 
 
@@ -65,3 +66,10 @@ def test_batches_are_drawn_as_often_as_the_file_has_them() -> None:
     assert sorted(lengths.batch(40, 1)) == [5] * 30 + [9] * 10
     assert lengths.batch(12, 1) == lengths.batch(12, 1)
     assert len(lengths.batch(100, 1)) == 100
+
+
+def test_a_file_without_an_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/zero has a size of 0, and is longer than any memory."""
+    monkeypatch.setattr(lengths, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(FileFormatError, match="/dev/zero:1: larger than 1048576 bytes"):
+        read_lengths(Path("/dev/zero"))

@@ -10,7 +10,8 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.gpu_names import find_gpu
@@ -18,8 +19,8 @@ from megatron_hetero.cluster.inventory.cards import Card, cards_of
 from megatron_hetero.cluster.inventory.draft import NodeDraft, TypeDraft, made_up_name
 from megatron_hetero.cluster.inventory.measurements import LinkFit
 from megatron_hetero.cluster.inventory.nics import draft_nics, parse_ports
-from megatron_hetero.cluster.inventory.topology import Topology
-from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
+from megatron_hetero.errors import EnvironmentMismatchError, HeteroError
 
 _QUERY = (
     "index",
@@ -126,6 +127,28 @@ def topology_text() -> str:
         EnvironmentMismatchError: it does not answer.
     """
     return _run([shutil.which("nvidia-smi") or "nvidia-smi", "topo", "-m"])
+
+
+def asked_topology(ask: Callable[[], str], source: str, gpus: Sequence[FoundGpu]) -> Topology:
+    """Read the topology that a machine gives of its GPUs.
+
+    Args:
+        ask: returns the output of `nvidia-smi topo -m`.
+        source: name of it in messages.
+    Raises:
+        EnvironmentMismatchError: it gives none; the message says how to go on without.
+    """
+    try:
+        return parse_topology(ask(), source)
+    except HeteroError as error:
+        counts = Counter(gpu.catalogue_name or made_up_name(gpu.name) for gpu in gpus)
+        cards = "+".join(f"{number}x{name}" for name, number in counts.items())
+        raise EnvironmentMismatchError(
+            f"{error}. Under WSL, in virtual machines and in containers the driver may know no "
+            "topology: run discover there with --topology FILE, the output of `nvidia-smi topo -m` "
+            f"on the bare machine; or begin with `megatron-hetero init --node NAME={cards}`, and "
+            "measure the links by `megatron-hetero probe --pairs`."
+        ) from None
 
 
 def _run(command: list[str]) -> str:

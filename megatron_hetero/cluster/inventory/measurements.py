@@ -6,7 +6,7 @@ The text is a stranger's: it is read line by line into numbers and words, nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.errors import FileFormatError
@@ -18,6 +18,7 @@ MAX_TEXT = 4 << 20
 _ROW = re.compile(r"^\s*(?P<bytes>[0-9]{1,15})\s+(?P<count>[0-9]+)\s+(?P<type>\w+)\s+(?P<rest>.*)$")
 _HEADING = re.compile(r"^#\s+size\s+count\s+type\s+(?P<rest>.*)$", re.MULTILINE)
 # Long times have no point: nccl-tests print seven characters at most.
+_FOOT = re.compile(r"^#\s*Out of bounds values\s*:\s*(?P<wrong>[0-9]{1,9})\s+FAILED", re.MULTILINE)
 _TIME = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?(?:e\+[0-9]{1,2})?")
 _NCCL_TEST = re.compile(r"(?P<name>all_reduce|sendrecv|all_gather|reduce_scatter)_perf")
 _RANK = re.compile(r"^#\s+Rank\s+\d+\s(?:.*\son\s+(?P<host>\S+)\s+device\s)?")
@@ -93,7 +94,11 @@ def parse_nccl_test(text: str, source: str) -> NcclTest:
         FileFormatError: no such log, one without results, or one of several tests; the message
             names `source`.
     """
-    text = text[:MAX_TEXT]
+    if len(text) > MAX_TEXT:
+        raise FileFormatError(
+            f"{source} has more than {MAX_TEXT} characters, the limit of a log; keep the lines of "
+            "the ranks, the heading and the results"
+        )
     named = _NCCL_TEST.search(text)
     if named is None:
         raise FileFormatError(
@@ -109,10 +114,12 @@ def parse_nccl_test(text: str, source: str) -> NcclTest:
     (columns,) = headings
     # The time's column differs by collective and age: some have no redop, some no root.
     column = next((i for i, word in enumerate(columns) if word.endswith("time")), len(columns))
+    # Out of place and in place; behind the time stand two bandwidths, then the wrong values.
+    of_wrong = {column + 3, *(i for i, word in enumerate(columns) if word in ("#wrong", "error"))}
     lines = text.splitlines()
     # A line for each rank stands above the results.
     ranks = [found for line in lines if (found := _RANK.match(line)) is not None]
-    rows = [row for line in lines if (row := _result(line, column)) is not None]
+    rows = [row for line in lines if (row := _result(line, column, of_wrong)) is not None]
     if not rows or len(ranks) < 2:
         raise FileFormatError(
             f"{source} has {len(rows)} results and {len(ranks)} ranks; at least two ranks and two "
@@ -122,19 +129,20 @@ def parse_nccl_test(text: str, source: str) -> NcclTest:
         named["name"],
         len(ranks),
         tuple((size, seconds) for size, seconds, _ in rows),
-        sum(wrong for *_, wrong in rows),
+        sum(wrong for *_, wrong in rows) or sum(int(n) for n in _FOOT.findall(text)),
         len({rank["host"] for rank in ranks}),
     )
 
 
-def _result(line: str, column: int) -> tuple[int, float, int] | None:
+def _result(line: str, column: int, of_wrong: Iterable[int]) -> tuple[int, float, int] | None:
     """Read (bytes, seconds out of place, wrong values) from a row: size, count, type, [redop],
     [root], then time in microseconds, algorithm and bus bandwidth, and the number of wrong
-    values.
+    values, out of place and in place.
 
     Args:
         line: a line of the log.
         column: place of the time behind the type.
+        of_wrong: places of the numbers of wrong values.
     """
     found = _ROW.match(line)
     if found is None or int(found["bytes"]) == 0:
@@ -142,11 +150,10 @@ def _result(line: str, column: int) -> tuple[int, float, int] | None:
     words = found["rest"].split()
     if len(words) <= column or not _TIME.fullmatch(words[column]):
         return None
-    # Behind the time stand two bandwidths, then the number of wrong values (1e+06 of a million;
-    # old versions have the largest difference, as 1e-07).
-    wrong = words[column + 3] if len(words) > column + 3 else "0"
+    # 1e+06 of a million; old versions have the largest difference, as 1e-07, and N/A is unchecked.
+    wrong = [words[i] for i in of_wrong if i < len(words) and _TIME.fullmatch(words[i])]
     return (
         int(found["bytes"]),
         float(words[column]) * 1e-6,
-        int(float(wrong)) if _TIME.fullmatch(wrong) else 0,
+        sum(int(float(word)) for word in wrong),
     )

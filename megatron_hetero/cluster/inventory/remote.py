@@ -14,6 +14,7 @@ from pathlib import Path
 
 from megatron_hetero.cluster.inventory.discovery import (
     FoundGpu,
+    asked_topology,
     check_whole,
     draft_node,
     parse_gpus,
@@ -21,7 +22,7 @@ from megatron_hetero.cluster.inventory.discovery import (
 )
 from megatron_hetero.cluster.inventory.draft import Inventory, NodeDraft
 from megatron_hetero.cluster.inventory.nics import port_files
-from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
+from megatron_hetero.cluster.inventory.topology import Topology
 from megatron_hetero.cluster.names import check_host_name
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.files import read_text
@@ -144,8 +145,11 @@ def _ask(machine: Target) -> Answer | str:
         # A single GPU has no links to others, and its NIC is the machine's.
         if len(gpus) == 1:
             return Answer(gpus, None, "")
-        text = _ssh(machine, ("nvidia-smi", "topo", "-m"))
-        topology = parse_topology(text, f"nvidia-smi topo -m on {machine.host}")
+        topology = asked_topology(
+            lambda: _ssh(machine, ("nvidia-smi", "topo", "-m")),
+            f"nvidia-smi topo -m on {machine.host}",
+            gpus,
+        )
         files = port_files(topology)
         # `-s` hides files that are missing, and grep then fails.
         ports = _ssh(machine, ("grep", "-sH", ".", *files), may_fail=True) if files else ""

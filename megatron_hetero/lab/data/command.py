@@ -190,7 +190,9 @@ def _tokenized(
 
 def _end_with_parent() -> None:
     """Let a worker end with its parent, and at Ctrl-C without a word: its parent says all."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
     def follow() -> None:
         parent = multiprocessing.parent_process()

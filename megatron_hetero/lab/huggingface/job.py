@@ -83,14 +83,13 @@ def export_weights(checkpoint: Path, target: Path, config_path: Path) -> int:
 
     def load_and_write(model: list[Any]) -> None:
         from megatron.training import get_args
-        from megatron.training.checkpointing import checkpoint_exists
         from megatron.training.training import load_checkpoint
 
-        from megatron_hetero.runtime.state.choosing import sound_step
+        from megatron_hetero.runtime.state.choosing import has_checkpoint, sound_step
 
         # The newest or none: an older one in its place would be taken for the newest.
         args = get_args()
-        if checkpoint_exists(args.load):
+        if has_checkpoint(args.load):
             sound_step(Path(args.load), None, may_fall_back=False)
             check_same_model(args)
         load_checkpoint(model, None, None, strict=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from megatron_hetero.lab.serve.endpoint import endpoint
 from megatron_hetero.lab.serve.rank import ServeOptions, plan_of_layout, serve_rank
@@ -40,14 +37,4 @@ def serve_here(layout: str, argv: Sequence[str], options: ServeOptions, keep: Pa
             lambda rank: serve_rank(words, options, endpoint),
             folder,
         )
-        # A service is ended by SIGTERM, and must not leave its ranks behind.
-        before = signal.signal(signal.SIGTERM, _interrupt)
-        try:
-            run_jobs([job], _FOREVER_S)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """End as Ctrl-C does."""
-    raise KeyboardInterrupt
+        run_jobs([job], _FOREVER_S)

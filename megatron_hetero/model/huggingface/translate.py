@@ -134,6 +134,11 @@ def _refuse_type(document: Document, model_type: object) -> NoReturn:
             f'; its text_config is a "{inner}", which is: write that part alone into a file of its '
             "own to train it without the others"
         )
+    if model_type is None and inner is None:
+        raise ModelError(
+            f"{document.locate([])}: this JSON names no model_type, so it is no config.json of "
+            "Hugging Face; --model takes one, or a bash script, or a file of Megatron flags"
+        )
     raise ModelError(
         f'{document.locate(["model_type"])}: model_type "{str(model_type)[:64]}" is not '
         f"supported{hint}; supported are {', '.join(SUPPORTED_MODEL_TYPES)}. Any other GPT can be "

@@ -31,6 +31,7 @@ printing      `echo` and `printf`
 redirections  what commands read, and files that they write
 code          functions, `eval` and sourced files
 children      `bash -c`, `bash <<EOF`, scripts that are started
+passing       variables that a launcher hands to what it starts
 substitution  `$(...)` whose output the text says
 names         variables that a piece of a script may set
 """

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from megatron_hetero.model.shell.code import beside, made_text, run_code, run_file
+from megatron_hetero.model.shell.fields import split
 from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.passing import hand_over, passed
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.values import Word, file_name, opaque
 
 _SHELLS = ("bash", "sh", "zsh", "dash")
-_READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun")
+_READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun", "bsub")
 _ELSEWHERE = ("ssh", "pdsh", "pssh", "clush", "kubectl", "docker", "podman", "nerdctl")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _STARTERS = (
@@ -21,7 +23,19 @@ _STARTERS = (
     "numactl", "stdbuf", "env", "exec", "sudo",
 )  # fmt: skip
 """Programs that start the script in their words."""
+_ADD_WORDS = ("xargs", "parallel")
+_WITH_VALUE = ("-o", "+o", "-O", "+O", "--rcfile", "--init-file")
+"""Options of bash that the next word belongs to."""
+_SHELL_LINE = re.compile(r"(?:\S{0,200}/)?(?:bash|sh|zsh|dash)(?: +-\w+)+")
 _LAUNCH = re.compile(r"\.py\s|\s-m\s+\S{0,200}pretrain\S{0,200}\s")
+"""A line of code that starts training."""
+_SCRIPT_LINE = re.compile(
+    r"(?:(?:^|[\s/;&])(?:bash|sh)\s[^;&|]{0,200}|[\s;&]\.{0,2}/)"
+    r"[^\s;&|]{1,200}\.(?:sh|bash|slurm|sbatch)\b"
+)
+"""A line of code, of several words, that starts a script."""
+_LONGEST = 4096
+"""Characters of a word in which such a line is looked for."""
 
 
 def _child(shell: Shell, words: tuple[Word, ...], sees_variables: bool = True) -> Shell:
@@ -63,18 +77,30 @@ def follow_nested(
         settings: variables that stand before the command, as in `A=1 bash run.sh`.
         sees_variables: the command gets the variables of this shell.
     """
-    # `ssh host bash -c ...`: the code runs on another machine, with that machine's variables.
+    words = _of_ssh(words)
     names = [os.path.basename(word.text) if word.text is not None else "" for word in words]
-    sees = sees_variables and not any(name in _ELSEWHERE for name in names[:3])
 
-    def child(given: tuple[Word, ...]) -> Shell:
-        made = _child(shell, given, sees)
-        for name, word in settings if sees else ():
-            made.set_variable(name, Variable((word,)))
-            made.exported[name] = ""
-        return made
+    def started_behind(before: int) -> Callable[[tuple[Word, ...]], Shell]:
+        """Return the maker of the child whose program stands behind so many words."""
+
+        def child(given: tuple[Word, ...]) -> Shell:
+            # `ssh host bash -c ...`: another machine has variables of its own.
+            sees = sees_variables and not any(name in _ELSEWHERE for name in names[:before])
+            # `xargs bash run.sh` adds words of its input.
+            if any(name in _ADD_WORDS for name in names[:before]):
+                why = f"{names[0]} adds words that are not read"
+                given = (*given, Word(None, shell.where, why, True, may_split=True))
+            made = _child(shell, given, sees)
+            for name, word in settings if sees else ():
+                made.set_variable(name, Variable((word,)))
+                made.exported[name] = ""
+            hand_over(shell, made, passed(shell, words[:before], settings))
+            return made
+
+        return child
 
     for i, name in enumerate(names):
+        child = started_behind(i)
         # A script that is started by itself, or handed to Slurm.
         if name not in _SHELLS:
             may_start = i == 0 or names[0] in _STARTERS
@@ -84,34 +110,48 @@ def follow_nested(
         at = i + 1
         # Options before the script; one with a `c`, as in `-lc`, says that code follows.
         while at < len(words) and re.match(r"[-+][A-Za-z-]", words[at].text or ""):
-            is_code = re.fullmatch(r"-[a-z]*c", words[at].text or "")
-            at += 1
+            option = words[at].text or ""
+            at += 2 if option in _WITH_VALUE else 1
+            behind = at + 1 if words[at : at + 1] and words[at].text == "--" else at
             # The word behind the code is `$0` of the child, so the arguments begin behind that.
-            if is_code and at < len(words):
-                given = words[at + 2 :]
+            if re.fullmatch(r"-[a-z]*c", option) and behind < len(words):
+                given = words[behind + 2 :]
                 # Which word is `$0` is open where the first may be none or several.
-                if words[at + 1 : at + 2] and words[at + 1].may_split:
-                    given = (opaque(words[at + 1], may_split=True),)
-                run_code(child(given), words[at])
+                if words[behind + 1 : behind + 2] and words[behind + 1].may_split:
+                    given = (opaque(words[behind + 1], may_split=True),)
+                run_code(child(given), words[behind])
                 return True
             # `bash -s a b <<EOF`: the input is the code, and the words are its arguments.
-            if words[at - 1].text == "-s" and _is_seen(shell.given):
-                run_code(child(words[at:]), shell.given)
+            if re.fullmatch(r"-[a-z]*s", option) and _is_seen(shell.given):
+                run_code(child(words[behind:]), shell.given)
                 return True
         # A script that lies beside this one is followed; of all others nothing is known.
         if at < len(words) and _run_file(shell, words[at], child, words[at + 1 :]):
             return True
     # `bash <<EOF`: the input is the code.
     if names[0] in _READ_INPUT and _is_seen(shell.given):
-        run_code(child(()), shell.given)
+        run_code(started_behind(len(words))(()), shell.given)
         return True
     # A command of unknown kind may take a whole command line as one word.
-    for word in words[1:]:
+    for i, word in enumerate(words[1:], 1):
         seen = "".join(part.text or "?" for part in word.parts or (word,))
-        if _LAUNCH.search(seen):
-            run_code(child(()), word)
+        # What stands behind a Python program is for that program.
+        is_script = not any(name.endswith(".py") for name in names[:i]) and " " in seen.strip()
+        if _LAUNCH.search(seen) or (is_script and _SCRIPT_LINE.search(f" {seen[:_LONGEST]}")):
+            run_code(started_behind(i)(()), word)
             return True
     return False
+
+
+def _of_ssh(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """Return the words that the other machine makes of `ssh host "bash -s" 8`."""
+    if words[0].text != "ssh":
+        return words
+    return tuple(
+        part
+        for word in words
+        for part in (split(word) if _SHELL_LINE.fullmatch(word.text or "") else (word,))
+    )
 
 
 def _is_seen(word: Word | None) -> TypeGuard[Word]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from megatron_hetero.model.shell.children import follow_nested
 from megatron_hetero.model.shell.code import Runner, call
 from megatron_hetero.model.shell.declarations import DECLARING
 from megatron_hetero.model.shell.held import Started
+from megatron_hetero.model.shell.passing import SETTING, setting, shown
 from megatron_hetero.model.shell.redirections import (
     WRITERS,
     input_of,
@@ -24,12 +25,11 @@ from megatron_hetero.model.shell.splitting import words_of
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.substitution import FILTERS
 from megatron_hetero.model.shell.tree import REDIRECTIONS, parsed, source
-from megatron_hetero.model.shell.values import Status, Word, concatenate
+from megatron_hetero.model.shell.values import Status, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_SETTING = re.compile(r"(?P<name>[A-Za-z_]\w*)=")
 _WITHOUT_INPUT = frozenset(
     ["dirname", "basename", "realpath", "readlink", "seq", "expr", "mkdir", "rm", "date", "sleep"]
 )
@@ -133,9 +133,9 @@ def run_words(
             return status
         words = words[1:]
         # `env A=1 command` sets variables as `A=1 command` does; `time A=1` sets them for good.
-        while words and (match := _SETTING.match(_shown(words[0]))):
+        while words and (match := SETTING.match(shown(words[0]))):
             if name == "env":
-                settings = (*settings, _setting(words[0], match["name"]))
+                settings = (*settings, setting(words[0], match["name"]))
             elif name == "time":
                 shell.forget([match["name"]], "is set behind `time`")
             words = words[1:]
@@ -154,22 +154,10 @@ def run_words(
     return status
 
 
-def _shown(word: Word) -> str:
-    first = (word.parts or (word,))[0]
-    return (first.text or "") if first.is_known else ""
-
-
 def _may_assign(word: Word) -> bool:
     """Return whether a word in code, unknown at its beginning, may be an assignment."""
     first, *rest = word.parts or (word,)
     return not first.is_known and any("=" in (part.text or "") for part in rest[:1])
-
-
-def _setting(word: Word, name: str) -> tuple[str, Word]:
-    """Return the name and value of a word `NAME=value`."""
-    first, *rest = word.parts or (word,)
-    value = first._replace(text=(first.text or "")[len(name) + 1 :])
-    return name, concatenate([value, *rest])
 
 
 def _with_options(
@@ -178,7 +166,10 @@ def _with_options(
     """Follow `env -u X command` and the like: what they change of the command is not followed."""
     name = words[0].text
     if name in ("time", "exec", "env"):
-        status = _run_program(shell, words, settings, sees_variables=name != "env")
+        # `env -i` and `env -` start with nothing; other options leave the variables.
+        options = itertools.takewhile(lambda text: text.startswith("-"), map(shown, words[1:]))
+        sees = name != "env" or not {"-i", "-", "--ignore-environment"} & set(options)
+        status = _run_program(shell, words, settings, sees_variables=sees)
         shell.flow = "exit" if name == "exec" else shell.flow
         return status
     return None

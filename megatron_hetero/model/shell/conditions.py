@@ -31,6 +31,8 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }
 _TEXTS = ("=", "==", "!=", "<", ">")
 _UNARY = re.compile("-[a-zA-Z]")
+_MOST_STEPS = 3e9
+"""Steps of a search in the worst case; few searches come near theirs."""
 _REGEX = re.compile(r"(?:[\w^$.*+?|() ,:/-]|\[[\w^.-]+\]|\\.)*")
 """Regular expressions that mean the same here."""
 _FORMS = (
@@ -202,9 +204,18 @@ class _Reader:
                 regex = re.compile((word.text or "").replace("$", r"\Z"), re.DOTALL)
             except re.error:
                 return None
-            # The matcher backtracks, so only the beginning of a long text is searched.
-            return regex.search((left.text or "")[:4096]) is not None
+            if _steps(regex.pattern, len(left.text or "")) > _MOST_STEPS:
+                return None
+            return regex.search(left.text or "") is not None
         return None
+
+
+def _steps(regex: str, size: int) -> float:
+    """Return the steps of a search in the worst case: the matcher backtracks over a text once for
+    each repetition, and in exponential time where a repetition repeats another."""
+    loops = min(len(re.findall(r"[*+]", regex)), 9)
+    doublings = regex.count("?") + (size if re.search(r"\)[*+]", regex) else 0)
+    return float(max(size, 1)) ** (loops + 1) * 2.0 ** min(doublings, 100)
 
 
 def tested_words(words: Sequence[Word]) -> bool | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+_STAR = "(?s:.*)"
+"""The expression of `*`, which matches newlines too."""
 _SET = re.compile(r"\[(?P<negated>[!^]?)(?P<members>\]?[^\]\[\\]*)\]")
 
 
@@ -14,17 +16,26 @@ def regex_of(parts: Iterable[tuple[str, bool]]) -> str | None:
     Args:
         parts: texts in order, and whether each is quoted, so that nothing in it is special.
     """
-    found = ""
+    # Pieces between the stars.
+    runs = [""]
     for text, is_quoted in parts:
-        piece = re.escape(text) if is_quoted else _unquoted(text)
-        if piece is None:
+        pieces = [re.escape(text)] if is_quoted else _unquoted(text)
+        if pieces is None:
             return None
-        found += piece
-    return found
+        runs[-1] += pieces[0]
+        runs += pieces[1:]
+    first, *others = runs
+    if not others:
+        return first
+    # The first place that a piece between two stars fits is as good as any later one: the matcher
+    # need not come back to it, which takes exponential time in the number of stars.
+    between = "".join(f"(?>(?s:.*?){run})" for run in others[:-1] if run)
+    return f"{first}{between}{_STAR}{others[-1]}"
 
 
-def _unquoted(text: str) -> str | None:
-    found, position = "", 0
+def _unquoted(text: str) -> list[str] | None:
+    """Return the expressions between the stars of a text; None for a form that is not read."""
+    found, position = [""], 0
     while position < len(text):
         character = text[position]
         members = _SET.match(text, position)
@@ -34,14 +45,17 @@ def _unquoted(text: str) -> str | None:
             # Brackets without members are not read.
             if not members["members"]:
                 return None
-            found += f"[{'^' if members['negated'] else ''}{inner}]"
+            found[-1] += f"[{'^' if members['negated'] else ''}{inner}]"
             position = members.end()
             continue
         # Escapes, groups of extended patterns and open brackets are not read.
         if character in "[(\\":
             return None
-        # A star of the shell matches newlines too, so each has the flag `s`.
-        found += {"*": "(?s:.*)", "?": "(?s:.)"}.get(character, re.escape(character))
+        if character == "*":
+            found.append("")
+        else:
+            # Any character of the shell may be a newline, so the expression has the flag `s`.
+            found[-1] += "(?s:.)" if character == "?" else re.escape(character)
         position += 1
     return found
 
@@ -84,19 +98,18 @@ def replaced(text: str, pattern: str, new: str, operator: str) -> str | None:
     # What an empty pattern matches in the middle is not read.
     if not pattern:
         return None
+    try:
+        expression = re.compile(pattern)
+    except re.error:
+        return None
     done, position = "", 0
     while position < len(text):
-        # The longest match at each position counts, so ends go from the end of the text backwards.
-        for end in range(len(text), position, -1):
-            found = matches(pattern, text[position:end])
-            # The pattern is malformed: nothing is known of the result.
-            if found is None:
-                return None
-            if found:
-                done, position = done + new, end
-                if operator == "/":
-                    return done + text[position:]
-                break
-        else:
+        # The last star takes all that it can, so a match is the longest that begins here.
+        match = expression.match(text, position)
+        if match is None or match.end() == position:
             done, position = done + text[position], position + 1
+            continue
+        done, position = done + new, match.end()
+        if operator == "/":
+            return done + text[position:]
     return done

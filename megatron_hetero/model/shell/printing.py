@@ -62,7 +62,7 @@ def printf(shell: Shell, words: Words) -> Status:
     name = ""
     if len(words) > 1 and words[0].text == "-v":
         name, words = words[1].text or "", words[2:]
-    elif words and words[0].text == "--":
+    if words and words[0].text == "--":
         words = words[1:]
     made = _formatted(shell, words)
     if not name:

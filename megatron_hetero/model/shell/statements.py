@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,18 @@ def _assignments(shell: Shell, node: Node) -> Status:
 
 
 def _substitution(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+    text = bare_source(node)
+    # Behind `:-` the grammar takes `$((A*4))` for a command in brackets.
+    if text.startswith("$((") and text.endswith("))") and _is_balanced(text[3:-2]):
+        yield from arithmetic_expansion(shell, node, is_quoted)
+        return
     yield WordPiece(substituted(shell, node, run_all), is_quoted)
+
+
+def _is_balanced(text: str) -> bool:
+    """Return whether no bracket of a text closes one that stands before the text."""
+    depths = itertools.accumulate((c == "(") - (c == ")") for c in text)
+    return min(depths, default=0) >= 0
 
 
 def _process(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:

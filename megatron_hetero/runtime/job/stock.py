@@ -250,9 +250,9 @@ def check_checkpoint(args: Any) -> None:
     Raises:
         CheckpointError: there is none; the message names the folder.
     """
-    from megatron.training.checkpointing import checkpoint_exists
+    from megatron_hetero.runtime.state.choosing import has_checkpoint
 
-    if args.exit_on_missing_checkpoint and not checkpoint_exists(args.load):
+    if args.exit_on_missing_checkpoint and not has_checkpoint(args.load):
         raise CheckpointError(
             f"--load {args.load}: there is no checkpoint (no latest_checkpointed_iteration.txt), "
             "and --exit-on-missing-checkpoint asks for one. Correct the folder, or leave the flag "

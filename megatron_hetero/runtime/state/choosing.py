@@ -65,13 +65,13 @@ def load_checkpoint(
     """
     args = get_args()
     folder = getattr(args, load_arg)
-    has_tracker = folder is not None and checkpoint_exists(folder)
+    is_there = has_checkpoint(folder)
     # Megatron begins from another folder where this one has nothing yet.
-    if not has_tracker and args.pretrained_checkpoint is not None:
+    if not is_there and args.pretrained_checkpoint is not None:
         folder = args.pretrained_checkpoint
-        has_tracker = checkpoint_exists(folder)
+        is_there = has_checkpoint(folder)
     # Megatron by itself handles other formats, and says that a checkpoint is missing.
-    if args.ckpt_format != "torch_dist" or not (has_tracker or (folder and args.ckpt_step)):
+    if args.ckpt_format != "torch_dist" or not (is_there or (folder and args.ckpt_step)):
         return original(model, *given, load_arg=load_arg, **named)
     step = sound_step(Path(folder), args.ckpt_step, _may_fall_back(args))
     sizes = None if ranks is None else _sizes_for_megatron(Path(folder), step, ranks)
@@ -80,6 +80,14 @@ def load_checkpoint(
             return original(model, *given, load_arg=load_arg, **named)
         except CheckpointException as error:
             raise CheckpointError(f"--load {folder}: cannot be read: {error}") from error
+
+
+def has_checkpoint(folder: str | None) -> bool:
+    """Return whether a folder has a tracker, or checkpoints whose tracker was lost: Megatron would
+    begin anew and save over these."""
+    if folder is None or checkpoint_exists(folder):
+        return folder is not None
+    return Path(folder).is_dir() and bool(folders.complete_steps(Path(folder)))
 
 
 def _may_fall_back(args: Any) -> bool:
@@ -172,19 +180,21 @@ def _first_choice(folder: Path, asked: int | None) -> int:
     if asked:
         return asked
     tracker = folder / folders.TRACKER
-    text = tracker.read_text(errors="replace").strip()
+    is_there = tracker.is_file()
+    text = tracker.read_text(errors="replace").strip() if is_there else ""
     if text == "release":
         return _RELEASE
     if text.isdecimal():
         return int(text)
-    # The tracker is damaged: manifests tell which checkpoints are complete.
+    # The tracker is damaged or lost: manifests tell which checkpoints are complete.
     steps = folders.complete_steps(folder)
     if not steps:
         raise CheckpointError(
             f"{tracker}: holds {text[:40]!r}, no step, and no checkpoint beside it has a manifest. "
             "Write the step of the checkpoint into it that you trust."
         )
-    _warn(f"{tracker} holds {text[:40]!r}, no step; the newest complete one is {steps[0]}")
+    why = f"holds {text[:40]!r}, no step" if is_there else "is missing"
+    _warn(f"{tracker} {why}; the newest complete one is {steps[0]}")
     folders.write_tracker(tracker, str(steps[0]))
     return steps[0]
 

@@ -54,6 +54,22 @@ def test_wrong_values_are_counted_by_the_million() -> None:
     assert parse_nccl_test(text, "a log").num_wrong == 4_000_000
 
 
+def test_wrong_values_in_place_are_counted() -> None:
+    text = log("all_reduce", 2, 1e-5, 1e10).replace("    1.00      0\n", "    1.00      3\n")
+    text = text.replace("time   algbw   busbw", " time   algbw   busbw #wrong" * 2)
+    assert parse_nccl_test(text, "a log").num_wrong == 12
+
+
+def test_a_log_that_failed_has_wrong_values() -> None:
+    text = log("all_reduce", 2, 1e-5, 1e10).replace("values : 0 OK", "values : 12 FAILED")
+    assert parse_nccl_test(text, "a log").num_wrong == 12
+
+
+def test_a_long_log_is_not_read_in_part() -> None:
+    with pytest.raises(FileFormatError, match="a log has more than 4194304 characters"):
+        parse_nccl_test(log("all_reduce", 2, 1e-5, 1e10) + "\n# x" * 2_000_000, "a log")
+
+
 def test_long_times_have_no_point() -> None:
     """nccl-tests print a time in seven characters: 47993 is one, and 178.98 a bandwidth."""
     text = log("all_reduce", 2, 1e-5, 1e10).replace(

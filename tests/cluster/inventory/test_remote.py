@@ -196,6 +196,28 @@ def test_names_that_could_be_commands_never_reach_ssh(
     assert not (tmp_path / "calls").exists()
 
 
+@pytest.mark.parametrize(
+    ("host", "what"),
+    [
+        ("2001:db8::1", "IPv6 addresses are not read; give the machine a name"),
+        ("root@[fe80::1%eth0]", "IPv6 addresses are not read; give the machine a name"),
+        ("a100-0:22", "a port does not stand behind it; one of ssh's belongs into ~/.ssh/config"),
+    ],
+)
+def test_colons_of_a_host_are_explained(ssh, host: str, what: str, capsys) -> None:
+    ssh()
+    assert main(["discover", f"--hosts={host}"]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_without_a_topology_it_says_how_to_go_on(ssh, capsys) -> None:
+    ssh(wsl={"gpus": A100, "topology": "Not Supported"})
+    assert main(["discover", "--hosts", "wsl"]) == 5
+    said = capsys.readouterr().err
+    assert "wsl: nvidia-smi topo -m on wsl is no output of" in said
+    assert "--topology FILE" in said and "init --node NAME=2xA100-80GB`" in said
+
+
 def test_no_host_at_all_is_refused(ssh, tmp_path: Path) -> None:
     ssh()
     with pytest.raises(SystemExit) as ended:

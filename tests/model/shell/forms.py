@@ -46,6 +46,10 @@ PROCESSES: dict[str, Form] = {
     "heredoc pipe read": ("X=1\ncat <<E | { read X; RUN $X; }\n5\nE\n:", "5"),
     "cat bash": ("X=3\ncat <<E | bash\nRUN $X \\$X\nE", "3|?"),
     "bash -s": ("bash -s 4 <<'E'\nRUN $1\nE", "4"),
+    "bash -s --": ("bash -s -- 4 <<'E'\nRUN $1\nE", "4"),
+    "bash -o": ("bash -o pipefail run2.sh 7", "7", {"run2.sh": "RUN $1\n"}),
+    "bash -c --": ("bash -c -- 'RUN $1' x 7", "7"),
+    "env -u": ("export A=1 B=2\nenv -u A C=3 bash -c 'RUN ${A:-n} ${B:-n} $C'", "n|2|3"),
     "bash -c args": ('bash -c \'RUN $0 $1 "$@"\' x 1 2', "?|1|1|2"),
     "perhaps $0": ("bash -c 'RUN $@' ${R[*]} x y", "?"),
     "echo bash": ('X=3\necho "RUN $X" | bash', "3"),
@@ -145,6 +149,8 @@ FILES: dict[str, Form] = {
     "source set args": ("set -- p\nsource ./m.sh\nRUN $1", "q", {"m.sh": "set -- q\n"}),
 }  # fmt: skip
 VALUES: dict[str, Form] = {
+    "default sum": ("L=3\nRUN ${X:-$((L*4))} ${Y-a$((L+1))} ${Z:=$((L*(2+1)))}", "12|a4|9"),
+    "default brackets": ("RUN ${X:-$((echo 5); (echo 6))}", "5|6"),
     "eval subst": ('eval "$(echo X=4)"\nRUN $X', "4"),
     "eval multi": ('eval "$(printf \'X=%s\\nY=%s\\n\' 1 2)"\nRUN $X $Y', "1|2"),
     "for ever": ("i=0; for ((;;)); do i=$((i+1)); [ $i -ge 3 ] && break; done\nRUN $i", "3"),
@@ -215,6 +221,7 @@ VALUES: dict[str, Form] = {
     "time": ("X=1; time X=2\nRUN $X", "?"),
     "declare dynamic": ('n=A; declare "$n=5"; declare -g "${n}B=6"\nRUN $A $AB', "5|6"),
     "eval dynamic": ("n=A; eval $n=5; eval X=\\$$n\nRUN $A $X", "5|5"),
+    "printf -v --": ("printf -v X -- '--f %d' 7\nRUN $X", "--f|7"),
     "printf dynamic": ("n=A; printf -v $n %s 5\nRUN $A", "5"),
     "unset el": ('A=(1 2 3); unset \'A[1]\'\nRUN "${A[@]}" ${#A[@]}', "?|?"),
     "join ifs sub": ('A=(1 2); X=$(IFS=,; echo "${A[*]}")\nRUN $X', "1,2"),

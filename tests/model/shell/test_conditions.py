@@ -31,3 +31,18 @@ def test_a_point_matches_a_newline(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operator", ["+-", "*/", "''"])
 def test_expr_has_operators_of_one_character(tmp_path: Path, operator: str) -> None:
     assert given(tmp_path, f"X=$(expr 3 {operator} 4)")[0] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"A={'a' * 4000}; B=${{A//*a*a*a*a*a*a*a*a*a*b/x}}; C=${{#B}}",
+        f"A={'a' * 4000}; B=${{A//b/x}}; C=${{#B}}",
+        f"A={'a' * 4000}; C=4000; case $A in *a*a*a*a*a*a*a*a*a*a*b) C=1;; esac",
+        f"A={'a' * 40}; C=4000; if [[ $A =~ ^(a+)+b$ ]]; then C=1; fi",
+        f"A={'a' * 4000}; C=4000; if [[ $A =~ a*a*a*a*a*a*b ]]; then C=1; fi",
+    ],
+)
+@pytest.mark.timeout(20)
+def test_patterns_take_no_exponential_time(tmp_path: Path, text: str) -> None:
+    assert given(tmp_path, f"{text}\nX=$C")[0] in ("4000", None)

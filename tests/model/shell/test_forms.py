@@ -56,12 +56,43 @@ def test_forms(name: str, tmp_path: Path) -> None:
         ("exec ./run.sh", "4"),
         ("env L=5 ./run.sh", "5"),
         ("ssh host 'bash -s' < run.sh", "4"),
+        ("ssh host 'bash -s' 8 < run.sh", "8"),
+        ("ssh host L=5 bash -s < run.sh", "5"),
+        ("ssh host 'L=5 bash run.sh'", "5"),
+        ("tmux new -d 'L=5 ./run.sh 6'", "6"),
+        ("bash -x -- run.sh 9", "9"),
+        ("sbatch --export=ALL,L=5 run.sh", "5"),
+        ("sbatch --export ALL,L=5 run.sh", "5"),
+        ("sbatch --export=\"ALL,L='a,b'\" run.sh", "?"),
+        ("export L=5\nsbatch --export=NONE run.sh", "4"),
+        ("export L=5\nsbatch --export=L run.sh", "5"),
+        ("docker run -v /a:/b -e L=5 image bash run.sh", "5"),
+        ("docker run --env=L=5 image bash run.sh", "5"),
+        ("export L=5\ndocker run -e L image bash run.sh", "5"),
+        ("docker exec -e L=$V job bash run.sh", "?"),
+        ("srun --mpi=pmix -N 2 --label docker run image bash run.sh", "4"),
+        ("export L=5\nsrun --mpi=pmix -N 2 --label docker run image bash run.sh", "4"),
+        ("mpirun -x L=5 -np 8 bash run.sh", "5"),
+        ("mpiexec -genv L 5 -np 8 bash run.sh", "5"),
+        ("APPTAINERENV_L=5 apptainer exec a.sif bash run.sh", "5"),
+        ("export L=5\nsudo bash run.sh", "?"),
+        ("export L=5\nsudo -E bash run.sh", "5"),
+        ('ray job submit --runtime-env-json \'{"env_vars": {"L": "5"}}\' -- bash run.sh', "?"),
+        ("xargs bash run.sh <<< 8", "?"),
+        ("bsub -n 8 < run.sh", "4"),
     ],
 )
 def test_a_script_that_a_script_starts_is_read(command: str, layers: str, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(f"N=${{1:-${{L:-4}}}}\n{RUN} --num-layers $N\n")
     words = read_script(tmp_path / "train.sh", f"#!/bin/bash\n{command}\n").words
-    assert [word.text for word in words] == ["--a", "--num-layers", layers]
+    shown = [word.text if word.is_known else "?" for word in words]
+    assert shown == ["--a", "--num-layers", layers]
+
+
+def test_variables_in_a_file_of_a_container_are_named(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"{RUN} --num-layers ${{L:-4}}\n")
+    read = read_script(tmp_path / "train.sh", "docker run --env-file=a.env image bash run.sh\n")
+    assert "--env-file of docker" in read.unread[0].reason and read.unread[0].may_change_model
 
 
 def test_containers_and_other_machines_see_no_variables(tmp_path: Path) -> None:

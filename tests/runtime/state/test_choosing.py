@@ -123,6 +123,43 @@ def test_a_broken_tracker_is_written_anew(tmp_path: Path) -> None:
     everywhere(tmp_path, check)
 
 
+def test_a_lost_tracker_is_written_anew(tmp_path: Path) -> None:
+    """Megatron would begin anew, and save over what was trained."""
+    saved(tmp_path, 10, 20)
+    (tmp_path / folders.TRACKER).unlink()
+    assert choosing.has_checkpoint(str(tmp_path))
+
+    def check(found: Any, said: str, rank: int) -> None:
+        assert found is None
+        assert ("is missing; the newest complete one is 20" in said) == (rank == 0)
+        if rank == 0:
+            assert (tmp_path / folders.TRACKER).read_text() == "20"
+
+    everywhere(tmp_path, check)
+
+
+def test_a_folder_without_any_checkpoint_has_none(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000010").mkdir()  # not known to be whole
+    for folder in (None, str(tmp_path), str(tmp_path / "nothing")):
+        assert not choosing.has_checkpoint(folder)
+
+
+def test_a_lost_tracker_counts_before_a_pretrained_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = saved(tmp_path / "own", 20)
+    (own / folders.TRACKER).unlink()
+    args = SimpleNamespace(
+        load=str(own), ckpt_format="torch_dist", ckpt_step=None,
+        use_checkpoint_args=False, pretrained_checkpoint=str(saved(tmp_path / "other", 10)),
+    )  # fmt: skip
+    monkeypatch.setattr(global_vars, "_GLOBAL_ARGS", args)
+    looked_at = []
+    monkeypatch.setattr(choosing, "sound_step", lambda folder, *rest: looked_at.append(folder))
+    load_checkpoint(lambda model, load_arg: None, "m")
+    assert looked_at == [own]
+
+
 def test_without_any_whole_one_all_ranks_stop(tmp_path: Path) -> None:
     (tmp_path / folders.TRACKER).write_text("half")
 

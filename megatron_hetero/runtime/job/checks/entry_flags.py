@@ -113,6 +113,6 @@ another kind of job."""
 
 def has_checkpoint(folder: str) -> bool:
     """Return whether `--load FOLDER` finds something; without it the job begins anew."""
-    from megatron.training.checkpointing import checkpoint_exists
+    from megatron_hetero.runtime.state import choosing
 
-    return bool(checkpoint_exists(folder))
+    return choosing.has_checkpoint(folder)

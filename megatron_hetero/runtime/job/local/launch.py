@@ -17,7 +17,7 @@ from contextlib import suppress
 from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError, end_of_log, log_of
 from megatron_hetero.runtime.job.local.loading import preload
-from megatron_hetero.runtime.job.local.ranks import start
+from megatron_hetero.runtime.job.local.ranks import held_signals, start
 
 # Seconds between SIGTERM and SIGKILL.
 _KILL_AFTER_FAILURE_S = 2.0
@@ -44,8 +44,9 @@ def run_jobs(
     preload()
     started: dict[int, tuple[LocalJob, int]] = {}
     try:
-        for job in jobs:
-            started |= start(job)
+        with held_signals():
+            for job in jobs:
+                started |= start(job)
         _wait(started, timeout_s, on_poll)
     finally:
         _end(started)
@@ -65,8 +66,10 @@ def run_without_rank(job: LocalJob, lost: int, timeout_s: float) -> Mapping[int,
     """
     preload()
     codes: dict[int, int] = {}
-    running = start(job)
+    running: dict[int, tuple[LocalJob, int]] = {}
     try:
+        with held_signals():
+            running |= start(job)
         # The lost rank may never end, so the wait is for all others.
         deadline = time.monotonic() + timeout_s
         while any(rank != lost for _, rank in running.values()):

@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from megatron_hetero.errors import HeteroError
@@ -18,6 +19,30 @@ from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
 from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.job.local.jobs import LocalJob, log_path
 from megatron_hetero.runtime.job.one_machine import LOCAL_STORE
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end."""
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Hold signals that ask this process to end until the block is left.  What a handler raises
+    inside of `os.fork` is lost, and what it raises behind loses the ranks that run already."""
+    held: list[int] = []
+    # Handlers are those of the main thread.
+    numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
+    before = {
+        number: signal.signal(number, lambda told, _frame: held.append(told))
+        for number in numbers
+        if callable(signal.getsignal(number))
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for told in held:
+            signal.raise_signal(told)
 
 
 def start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
@@ -44,8 +69,10 @@ def start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
 def _be_rank(job: LocalJob, rank: int, store: str) -> None:
     """Run a job as a child process, and exit without the parent's clean-up."""
     code = 1
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent answers these as it likes
-        signal.signal(number, signal.SIG_DFL)
+    # The parent answers these as it likes, and what it ignores (`nohup`) stays ignored.
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     try:
         # Descriptors 1 and 2, because libraries in C write to them past `sys.stdout`; and those of
         # the parent's streams, if others: Megatron's log handler keeps `sys.stdout` as it was.

@@ -91,6 +91,28 @@ def test_an_exit_in_good_order_is_none(tmp_path: Path) -> None:
     run(tmp_path, lambda rank: sys.exit(), lambda rank: sys.exit(0))
 
 
+def test_a_ctrl_c_while_ranks_start_ends_those_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    fork = os.fork
+
+    def interrupted_fork() -> int:
+        if pids:
+            os.kill(os.getpid(), signal.SIGINT)
+        pids.append(fork())
+        return pids[-1]
+
+    monkeypatch.setattr(os, "fork", interrupted_fork)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, lambda rank: time.sleep(600))
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
     def wait(rank: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
