@@ -69,7 +69,7 @@ UNPRICED: tuple[Unpriced, ...] = (
         "--delay-wgrad-compute --defer-embedding-wgrad-compute --cuda-graph-impl "
         "--enable-cuda-graph --external-cuda-graph --optimizer-cuda-graph "
         "--overlap-param-gather-with-optimizer-step "
-        "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw --fp8-param-gather",
+        "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw",
     ),
     Unpriced(
         "shorter",

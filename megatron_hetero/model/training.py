@@ -48,7 +48,8 @@ class TrainingSpec:
     (`--no-gradient-accumulation-fusion`).  `fused_loss`: whose fused kernels compute the cross
     entropy.  `state_widths`: bytes of a main weight and of both moments of it under
     `--use-precision-aware-optimizer`; empty without.  `exchanges_heads`: sequences are divided by
-    `--cp-comm-type a2a`.
+    `--cp-comm-type a2a`.  `fp8_param_gather`: the weights of layers are kept in fp8 alone, and
+    gathered so.
     """
 
     global_batch_size: int
@@ -81,6 +82,7 @@ class TrainingSpec:
     state_widths: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
     recompute_modules: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     exchanges_heads: bool = field(default=False, metadata=ONLY_IF_SET)
+    fp8_param_gather: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:
@@ -125,6 +127,18 @@ class TrainingSpec:
     def has_block_scales(self) -> bool:
         """Return whether fp8 tensors have a scale for each block of elements, not one in all."""
         return self.fp8 and self.fp8_recipe in ("blockwise", "mxfp8")
+
+    @property
+    def has_fp8_weights(self) -> bool:
+        """Return whether the matrices of layers are kept in fp8 alone, with no copy in 16 bits."""
+        return self.fp8 and self.fp8_param_gather
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Return whether new matrices of layers travel in fp8: those of `mxfp8` have scales that
+        Transformer Engine lays out in no buffer, so they travel in 16 bits, through the gradients'
+        (`_ParamAndGradBuffer`, `shared_buffer`)."""
+        return self.has_fp8_weights and self.fp8_recipe != "mxfp8"
 
     @property
     def updates_in_place(self) -> bool:

@@ -74,6 +74,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         state_widths=_state_widths(flags),
         recompute_modules=recompute_modules,
         exchanges_heads={*(flags.words("--cp-comm-type") or ())} == {"a2a"},
+        fp8_param_gather=_fp8_param_gather(flags),
     )
 
 
@@ -104,6 +105,31 @@ def _fp8_recipe(flags: FlagReader) -> Fp8Recipe:
     if "--fp8-format" not in flags:
         return "tensorwise"
     return cast(Fp8Recipe, flags.text("--fp8-recipe", "delayed", get_args(Fp8Recipe)))
+
+
+_PARAM_GATHER, _REUSES = "--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"
+_DIVIDED, _FSDP = "--use-distributed-optimizer", ("--use-megatron-fsdp", "--use-torch-fsdp2")
+
+
+def _fp8_param_gather(flags: FlagReader) -> bool:
+    """Read whether weights are kept in fp8, and refuse what Megatron does: in `validate_args`,
+    `TransformerConfig` and `DistributedDataParallelConfig`, and for `mxfp8` as it maps weights into
+    a buffer (`replace_raw_data` of Transformer Engine)."""
+    given, reuses, divides = map(flags.switch, (_PARAM_GATHER, _REUSES, _DIVIDED))
+    if given and "--fp8-format" not in flags:
+        flags.fail([_PARAM_GATHER], f"{_PARAM_GATHER} goes with --fp8-format alone; leave it out")
+    shards = any(map(flags.switch, _FSDP))
+    wanted = "" if divides or shards else _DIVIDED
+    if given and _fp8_recipe(flags) == "mxfp8" and not (wanted or reuses or shards):
+        wanted = _REUSES
+    if given and wanted:
+        flags.fail(
+            [_PARAM_GATHER],
+            f"{_PARAM_GATHER} goes with {wanted} alone; add that, or leave {_PARAM_GATHER} out",
+        )
+    if reuses and not given:
+        flags.fail([_REUSES], f"{_REUSES} goes with {_PARAM_GATHER} alone; leave it out")
+    return given
 
 
 _WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
