@@ -13,6 +13,8 @@ Sends = Literal["as-run", "buffered", "rendezvous"]
 Fp8Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
 TokenDispatcher = Literal["allgather", "alltoall", "flex"]
 """Megatron's `--moe-token-dispatcher-type`."""
+CpCommType = Literal["p2p", "a2a", "all_gather"]
+"""Megatron's `--cp-comm-type`, the same for all layers."""
 TensorOverlap = Literal["gather", "scatter", "bulk_dgrad", "bulk_wgrad", "scatter_dgrad"]
 """Exchanges of a tensor-parallel group under products: Megatron's `tp_comm_overlap_ag`,
 `tp_comm_overlap_rs`, `tp_comm_bulk_dgrad`, `tp_comm_bulk_wgrad` and `tp_comm_overlap_rs_dgrad`."""
@@ -47,9 +49,9 @@ class TrainingSpec:
     the gradient of its weight, which is then added to the main gradient
     (`--no-gradient-accumulation-fusion`).  `fused_loss`: whose fused kernels compute the cross
     entropy.  `state_widths`: bytes of a main weight and of both moments of it under
-    `--use-precision-aware-optimizer`; empty without.  `exchanges_heads`: sequences are divided by
-    `--cp-comm-type a2a`.  `fp8_param_gather`: the weights of layers are kept in fp8 alone, and
-    gathered so.
+    `--use-precision-aware-optimizer`; empty without.  `cp_comm_type`: what
+    Transformer Engine's attention to parts of sequences sends; unlike kinds count as "p2p".
+    `fp8_param_gather`: the weights of layers are kept in fp8 alone, and gathered so.
     """
 
     global_batch_size: int
@@ -81,7 +83,7 @@ class TrainingSpec:
     fused_loss: FusedLoss = field(default="", metadata=ONLY_IF_SET)
     state_widths: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
     recompute_modules: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
-    exchanges_heads: bool = field(default=False, metadata=ONLY_IF_SET)
+    cp_comm_type: CpCommType = field(default="p2p", metadata=ONLY_IF_SET)
     fp8_param_gather: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property

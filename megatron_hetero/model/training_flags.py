@@ -11,6 +11,7 @@ from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.recompute import recompute_of
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.model.training import (
+    CpCommType,
     Fp8Recipe,
     FusedLoss,
     FusedScores,
@@ -73,9 +74,15 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fused_loss=_fused_loss(flags),
         state_widths=_state_widths(flags),
         recompute_modules=recompute_modules,
-        exchanges_heads={*(flags.words("--cp-comm-type") or ())} == {"a2a"},
+        cp_comm_type=_cp_comm_type(flags),
         fp8_param_gather=_fp8_param_gather(flags),
     )
+
+
+def _cp_comm_type(flags: FlagReader) -> CpCommType:
+    """Read what divided attention sends: one word for all layers, or one for each."""
+    kinds = {*(flags.words("--cp-comm-type") or ())}
+    return next((kind for kind in get_args(CpCommType) if kinds == {kind}), "p2p")
 
 
 _TENSOR_OVERLAPS: dict[TensorOverlap, tuple[str, ...]] = {

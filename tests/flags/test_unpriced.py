@@ -82,7 +82,9 @@ def test_a_flag_is_in_one_entry() -> None:
         # Values that are the default's, or priced.
         ("--timing-log-level 0 --rerun-mode disabled --cp-comm-type p2p", ""),
         ("--cp-comm-type a2a", ""),
-        ("--cp-comm-type all_gather", "longer or shorter with --cp-comm-type"),
+        ("--cp-comm-type all_gather", ""),
+        ("--cp-comm-type a2a a2a a2a a2a", ""),
+        ("--cp-comm-type a2a p2p a2a p2p", "longer or shorter with --cp-comm-type"),
         ("--rerun-mode report_stats --timing-log-level 2", "longer with --rerun-mode, --timing-"),
         ("--recompute-activations --disable-bias-linear --recompute-modules core_attn mlp", ""),
         # The last of two counts.

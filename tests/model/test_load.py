@@ -94,7 +94,8 @@ def test_model_flags(flags: str, changes: dict[str, object]) -> None:
                 "use_distributed_optimizer": True,
             },
         ),
-        ("--cp-comm-type a2a", {"exchanges_heads": True}),
+        ("--cp-comm-type a2a", {"cp_comm_type": "a2a"}),
+        ("--cp-comm-type all_gather all_gather", {"cp_comm_type": "all_gather"}),
         ("--cp-comm-type a2a a2a a2a p2p", {}),
         ("--recompute-granularity selective", {"recompute": "selective"}),
         (
