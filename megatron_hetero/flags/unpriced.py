@@ -52,8 +52,7 @@ UNPRICED: tuple[Unpriced, ...] = (
     ),
     Unpriced(
         "longer",
-        "--moe-pad-expert-input-to-capacity --moe-router-padding-for-fp8 "
-        "--moe-router-padding-for-quantization",
+        "--moe-pad-expert-input-to-capacity",
         lambda job: job.model.num_experts > 0,
     ),
     Unpriced(
@@ -96,11 +95,16 @@ UNPRICED: tuple[Unpriced, ...] = (
     ),
     Unpriced(
         "longer or shorter",
-        "--moe-enable-deepep --moe-flex-dispatcher-backend",
+        "--moe-token-dispatcher-type --moe-enable-deepep --moe-flex-dispatcher-backend "
+        "--moe-flex-dispatcher-num-sms",
         lambda job: job.model.num_experts > 0,
     ),
 )
-_AS_PRICED = {"--rerun-mode": ("disabled",), "--cp-comm-type": get_args(CpCommType)}
+_AS_PRICED = {
+    "--rerun-mode": ("disabled",),
+    "--cp-comm-type": get_args(CpCommType),
+    "--moe-token-dispatcher-type": ("allgather", "alltoall"),
+}
 """Flag -> values, beside the default, that change nothing, each by itself or several times."""
 
 

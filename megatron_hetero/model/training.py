@@ -52,6 +52,8 @@ class TrainingSpec:
     `--use-precision-aware-optimizer`; empty without.  `cp_comm_type`: what
     Transformer Engine's attention to parts of sequences sends; unlike kinds count as "p2p".
     `fp8_param_gather`: the weights of layers are kept in fp8 alone, and gathered so.
+    `pads_routing`: routers send each expert as many tokens as fp8 takes
+    (`--moe-router-padding-for-quantization`), where experts would pad by themselves.
     """
 
     global_batch_size: int
@@ -85,6 +87,7 @@ class TrainingSpec:
     recompute_modules: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     cp_comm_type: CpCommType = field(default="p2p", metadata=ONLY_IF_SET)
     fp8_param_gather: bool = field(default=False, metadata=ONLY_IF_SET)
+    pads_routing: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:
@@ -141,6 +144,14 @@ class TrainingSpec:
         Transformer Engine lays out in no buffer, so they travel in 16 bits, through the gradients'
         (`_ParamAndGradBuffer`, `shared_buffer`)."""
         return self.has_fp8_weights and self.fp8_recipe != "mxfp8"
+
+    @property
+    def padded_rows(self) -> float:
+        """Return the rows that fp8 adds to an expert's on average: those up to the next multiple of
+        what its recipe takes (`get_fp8_align_size`, Megatron-core 0.19)."""
+        if not self.fp8:
+            return 0.0
+        return ((32 if self.fp8_recipe == "mxfp8" else 16) - 1) / 2
 
     @property
     def updates_in_place(self) -> bool:

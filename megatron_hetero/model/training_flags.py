@@ -66,7 +66,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fused_scores=fused_scores,
         token_dispatcher=cast(
             TokenDispatcher,
-            flags.text("--moe-token-dispatcher-type", "allgather", get_args(TokenDispatcher)),
+            flags.text(_DISPATCHER, "allgather", get_args(TokenDispatcher)),
         ),
         tp_comm_overlap=_tp_comm_overlap(flags),
         local_layers=_implementation(flags) != "transformer_engine",
@@ -76,6 +76,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         recompute_modules=recompute_modules,
         cp_comm_type=_cp_comm_type(flags),
         fp8_param_gather=_fp8_param_gather(flags),
+        pads_routing=_pads_routing(flags),
     )
 
 
@@ -137,6 +138,26 @@ def _fp8_param_gather(flags: FlagReader) -> bool:
     if reuses and not given:
         flags.fail([_REUSES], f"{_REUSES} goes with {_PARAM_GATHER} alone; leave it out")
     return given
+
+
+_DISPATCHER = "--moe-token-dispatcher-type"
+_PADDINGS = "--moe-router-padding-for-quantization", "--moe-router-padding-for-fp8"
+
+
+def _pads_routing(flags: FlagReader) -> bool:
+    """Read whether routers pad for fp8, and refuse what `TransformerConfig` does."""
+    given = [name for name in _PADDINGS if flags.switch(name)]
+    if not given or "--num-experts" not in flags:
+        return False
+    if "--fp8-format" not in flags and "--fp4-format" not in flags:
+        flags.fail(given, f"{given[0]} goes with --fp8-format alone; leave it out")
+    if flags.text(_DISPATCHER, "allgather", get_args(TokenDispatcher)) == "allgather":
+        flags.fail(
+            given,
+            f"{given[0]} goes with {_DISPATCHER} alltoall or flex alone, and the job's is "
+            f"allgather; add {_DISPATCHER} alltoall, or leave {given[0]} out",
+        )
+    return True
 
 
 _WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}

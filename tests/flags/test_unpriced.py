@@ -74,6 +74,11 @@ def test_a_flag_is_in_one_entry() -> None:
         ("--no-rope-fusion", ""),
         ("--moe-permute-fusion", ""),
         ("--moe-permute-fusion --num-experts 4", "shorter with --moe-permute-fusion"),
+        ("--num-experts 4 --moe-token-dispatcher-type alltoall", ""),
+        (
+            "--num-experts 4 --moe-token-dispatcher-type flex",
+            "longer or shorter with --moe-token-dispatcher-type",
+        ),
         ("--no-masked-softmax-fusion", ""),
         (
             "--no-masked-softmax-fusion --transformer-impl local",

@@ -150,6 +150,14 @@ def test_training_flags(flags: str, changes: dict[str, object]) -> None:
         ("--bf16 yes", '--bf16 takes no value, and "yes" follows it'),
         ("--bf16 --fp16", "both --bf16 and --fp16 are given; keep one of them"),
         (
+            "--num-experts 8 --moe-router-padding-for-quantization",
+            "--moe-router-padding-for-quantization goes with --fp8-format alone",
+        ),
+        (
+            "--num-experts 8 --moe-router-padding-for-fp8 --fp8-format hybrid",
+            "goes with --moe-token-dispatcher-type alltoall or flex alone, and the job's is allg",
+        ),
+        (
             "--bf16 --fp8-param-gather --use-distributed-optimizer",
             "--fp8-param-gather goes with --fp8-format alone",
         ),
