@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from megatron_hetero.hashed import hashed_once
 
@@ -23,6 +23,17 @@ FusedLoss = Literal["", "native", "te"]
 """Megatron's `--cross-entropy-fusion-impl`; empty without `--cross-entropy-loss-fusion`."""
 ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
 """Metadata of a field written only if not at the default: older files keep bytes and hashes."""
+
+
+def unset_fields(data: Any) -> set[str]:
+    """Return the fields of a dataclass that are written only if set, and are not."""
+    return {
+        each.name
+        for each in fields(data)
+        if each.metadata.get("only_if_set") and getattr(data, each.name) == each.default
+    }
+
+
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.files import Document, read_json, validate_document, write_json
+from megatron_hetero.model.training import unset_fields
 from megatron_hetero.plan.checks.validate import first_violations, format_messages
 from megatron_hetero.plan.plan import PLAN_SCHEMA_VERSION, Plan
 
@@ -189,7 +190,7 @@ def _to_data(value: Any, hint: Any) -> Any:
         return None
     if dataclasses.is_dataclass(hint):
         # Fields written only if set are left out, so that older files keep their bytes.
-        hints, unset = _hints(hint), _unset(value)
+        hints, unset = _hints(hint), unset_fields(value)
         return {
             name: _to_data(getattr(value, name), of)
             for name, of in hints.items()
@@ -202,15 +203,6 @@ def _to_data(value: Any, hint: Any) -> Any:
         return {key: _to_data(item, arguments[1]) for key, item in value.items()}
     # 0.0 and -0.0, 2 and 2.0 are equal, and so must be their text.
     return float(value) + 0.0 if hint is float else value
-
-
-def _unset(value: Any) -> set[str]:
-    """Return the unset fields among the fields that are written only if set."""
-    return {
-        field.name
-        for field in dataclasses.fields(value)
-        if field.metadata.get("only_if_set") and getattr(value, field.name) == field.default
-    }
 
 
 def _without_none(hint: Any) -> Any:
