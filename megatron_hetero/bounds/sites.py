@@ -16,7 +16,7 @@ from megatron_hetero.cost.choices import context_parallels, recomputes
 from megatron_hetero.cost.memory.states import bytes_each_way
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.lines import most_bytes_per_s
-from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.parameters import layer_params, matrix_params
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.widths import usable_gpus
 
@@ -93,7 +93,9 @@ class SiteBounds:
         self._num_layers, self._num_sequences = model.num_layers, training.global_batch_size
         # Bytes of a sequence: activations grow with the micro-batch, whose size plans may choose.
         self._bytes = costs.activation_bytes / training.micro_batch_size
-        self._layer_bytes = bytes_each_way(training) * layer_params(model, even_share(model, 1))
+        share = even_share(model, 1)
+        params, in_matrices = layer_params(model, share), matrix_params(model, share)
+        self._layer_bytes = bytes_each_way(training, params, in_matrices)
         self.sites = tuple(dict.fromkeys(n.site for c in classes for n in c.nodes))
         self._sides: dict[str, Sides] = {}
 

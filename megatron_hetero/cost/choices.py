@@ -108,7 +108,8 @@ def may_divide(workload: Workload, but: frozenset[str] = frozenset()) -> bool:
     given that the runtime, or Transformer Engine's ring, refuses beside it; `but` are not asked."""
     given = _given(workload)
     refused = NOT_WITH_CONTEXT_PARALLEL - but
-    if not (workload.training.local_layers or workload.training.exchanges_heads):
+    training = workload.training
+    if not (training.local_layers or training.cp_comm_type == "a2a"):
         refused |= _NOT_IN_A_RING
     return not (workload.model.mtp_num_layers or given & refused)
 
@@ -125,7 +126,7 @@ def cuts_heads(workload: Workload, width: int, context_parallel: int) -> bool:
     """Return whether context-parallel ranks can exchange the heads of keys, where the job asks for
     that in place of a ring."""
     own_groups = workload.model.num_query_groups // width
-    return own_groups % context_parallel == 0 or not workload.training.exchanges_heads
+    return own_groups % context_parallel == 0 or workload.training.cp_comm_type != "a2a"
 
 
 @lru_cache(maxsize=1024)

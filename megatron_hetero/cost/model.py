@@ -9,9 +9,9 @@ from typing import ClassVar, Self
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.memory.states import state_bytes
+from megatron_hetero.cost.memory.states import new_weight_bytes, state_bytes
 from megatron_hetero.cost.network.lines import line_seconds
-from megatron_hetero.cost.parameters import embedding_params, layer_params
+from megatron_hetero.cost.parameters import embedding_params, layer_params, matrix_params
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.share import even_share
@@ -222,16 +222,18 @@ class CostModel(StagePrices):
         backward passes hide that; so do those of a tied embedding, but not with all its holders.
         """
         training, model = self.workload.training, self.workload.model
-        states = state_bytes(training)
-        # The distributed optimizer gathers new weights; without it gradients alone travel.
-        weight_bytes = None
-        if training.use_distributed_optimizer:
-            weight_bytes = 0 if training.hides_gathers else states.weight
-        num_params = model.vocab_size * model.hidden_size
+        num_params, in_matrices = model.vocab_size * model.hidden_size, 0
         # An untied embedding is exchanged with the first layer, which its stage holds too.
         if not (model.tied_embeddings or training.overlap_grad_reduce):
             num_params += layer_params(model, even_share(model, 1)) + embedding_params(model, 1, 0)
-        return least_ends_sync_s(num_params, num_holders, cut, states.gradient, weight_bytes)
+            in_matrices = matrix_params(model, even_share(model, 1))
+        # The distributed optimizer gathers new weights; without it gradients alone travel.
+        weight_bytes = None
+        if training.use_distributed_optimizer:
+            new = new_weight_bytes(training, num_params, in_matrices)
+            weight_bytes = 0 if training.hides_gathers else new / num_params
+        gradient_bytes = state_bytes(training).gradient
+        return least_ends_sync_s(num_params, num_holders, cut, gradient_bytes, weight_bytes)
 
 
 MakeCosts = Callable[[Cluster, Workload, Profile | None], CostModel]

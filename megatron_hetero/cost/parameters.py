@@ -19,28 +19,44 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
     """
     if model.kinds:
         return mean_of_kinds(model, lambda kind, i: layer_params(kind, share.of_kind(i)))
-    # Matrices: attention, MLP or experts, shared expert; a gated MLP has two first halves.
-    hidden, columns = model.hidden_size, share.mlp_columns
-    first = columns * (2 if model.gated_mlp else 1)
-    num_mlps = share.num_experts(model) or 1
-    sharded = sum(attention_matrices(model, share)) - whole_latent_params(model)
-    sharded += hidden * num_mlps * (first + columns) + sum(shared_expert_matrices(model, share))
+    sharded = matrix_params(model, share) - whole_latent_params(model)
     # Biases of the column-parallel products; latent attention has none.
     if not model.kv_lora_rank and (model.add_bias_linear or model.add_qkv_bias):
         sharded += query_key_value_size(model, share)
     if model.add_bias_linear:
-        sharded += num_mlps * first
+        sharded += (share.num_experts(model) or 1) * _first_columns(model, share)
     # One offset for each of the member's heads.
     if model.learns_softmax_offset:
         sharded += share.query_groups * (model.num_attention_heads // model.num_query_groups)
     return sharded + whole_layer_params(model)
 
 
+@lru_cache(maxsize=4096)
+def matrix_params(model: ModelSpec, share: TensorShare) -> int:
+    """Count the elements of a decoder layer's matrices on a member: of attention, MLP or experts,
+    and shared expert, which are what Transformer Engine multiplies in fp8.  All else of a layer is
+    norms, biases and routers.
+
+    Of layers of unlike kinds it is the mean, rounded up.
+    """
+    if model.kinds:
+        return mean_of_kinds(model, lambda kind, i: matrix_params(kind, share.of_kind(i)))
+    num_mlps = share.num_experts(model) or 1
+    mlps = num_mlps * (_first_columns(model, share) + share.mlp_columns) * model.hidden_size
+    shared = sum(shared_expert_matrices(model, share))
+    return sum(attention_matrices(model, share)) + mlps + shared
+
+
+def _first_columns(model: ModelSpec, share: TensorShare) -> int:
+    """Return the columns of an MLP's first product, or an expert's: a gated one has two halves."""
+    return share.mlp_columns * (2 if model.gated_mlp else 1)
+
+
 def expert_params(model: ModelSpec, share: TensorShare) -> int:
     """Count the parameters of a layer's routed experts on a member; experts dealt out over replicas
     lie on other ranks than the rest of the layer."""
     # Two matrices for each expert, and the biases of both products.
-    first = share.mlp_columns * (2 if model.gated_mlp else 1)
+    first = _first_columns(model, share)
     biases = first + model.hidden_size if model.add_bias_linear else 0
     each = model.hidden_size * (first + share.mlp_columns) + biases
     return share.num_experts(model) * each
@@ -64,6 +80,17 @@ def routed_params(model: ModelSpec) -> int:
     if model.kinds:
         return mean_of_kinds(model, lambda kind, _: routed_params(kind))
     return expert_params(model, even_share(model, 1)) if model.num_experts else 0
+
+
+def routed_matrix_params(model: ModelSpec) -> int:
+    """Count the elements of the matrices of a layer's routed experts, as `routed_params`."""
+    if model.kinds:
+        return mean_of_kinds(model, lambda kind, _: routed_matrix_params(kind))
+    if not model.num_experts:
+        return 0
+    share = even_share(model, 1)
+    columns = _first_columns(model, share) + share.mlp_columns
+    return model.num_experts * columns * model.hidden_size
 
 
 def attention_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
@@ -209,3 +236,19 @@ def further_params(model: ModelSpec, share: TensorShare) -> int:
     # Norms of the embedding, of the hidden states, and after the layer.
     norms = 3 * model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
     return model.mtp_num_layers * (layer + norms + joining_params(model) // share.width)
+
+
+def stage_matrix_params(model: ModelSpec, share: TensorShare, num_layers: int, last: bool) -> int:
+    """Count the elements of the matrices of a stage's layers on a member, as `stage_params`."""
+    params = num_layers * matrix_params(model, share)
+    return params + (further_matrix_params(model, share) if last else 0)
+
+
+def further_matrix_params(model: ModelSpec, share: TensorShare) -> int:
+    """Count the elements of the matrices of the layers that predict further tokens."""
+    if not model.mtp_num_layers:
+        return 0
+    last = model.num_layers - 1
+    own = share.of_kind(model.kind_of(last)) if model.kinds else share
+    layer = matrix_params(model.of_layer(last), own)
+    return model.mtp_num_layers * (layer + joining_params(model) // share.width)

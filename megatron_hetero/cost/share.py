@@ -67,12 +67,15 @@ class TensorShare:
 
     def routed_tokens(self, model: ModelSpec, training: TrainingSpec) -> float:
         """Count the tokens of a micro-batch for this member's experts under a balanced router, a
-        token once for each expert."""
+        token once for each expert, and the rows that fp8 adds to these: to each expert's, or where
+        routers pad to those of each rank for it."""
         # A balanced router gives each expert topk / num_experts of the group's tokens.
-        tokens = self.num_tokens(model, training)
-        routed = tokens * model.moe_router_topk * self.num_experts(model) / model.num_experts
+        tokens, num_experts = self.num_tokens(model, training), self.num_experts(model)
+        routed = tokens * model.moe_router_topk * num_experts / model.num_experts
         # Experts of a group over replicas hear from `expert_ranks` ranks, not from `width` alone.
-        return routed * self.expert_ranks / self.width if self.expert_ranks else routed
+        num_ranks = self.expert_ranks or self.width
+        padded = num_experts * training.padded_rows * (num_ranks if training.pads_routing else 1)
+        return routed * num_ranks / self.width + padded
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
         """Count the tokens of a micro-batch on the member's group."""

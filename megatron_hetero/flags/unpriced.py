@@ -7,11 +7,12 @@ overrule: its test sorts every such flag of Megatron.  A price that is added tak
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from megatron_hetero.flags.support.lookup import support_of
 from megatron_hetero.model.flag_table import Option, flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.training import CpCommType
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import is_stock
 
@@ -51,8 +52,7 @@ UNPRICED: tuple[Unpriced, ...] = (
     ),
     Unpriced(
         "longer",
-        "--moe-pad-expert-input-to-capacity --moe-router-padding-for-fp8 "
-        "--moe-router-padding-for-quantization",
+        "--moe-pad-expert-input-to-capacity",
         lambda job: job.model.num_experts > 0,
     ),
     Unpriced(
@@ -69,7 +69,7 @@ UNPRICED: tuple[Unpriced, ...] = (
         "--delay-wgrad-compute --defer-embedding-wgrad-compute --cuda-graph-impl "
         "--enable-cuda-graph --external-cuda-graph --optimizer-cuda-graph "
         "--overlap-param-gather-with-optimizer-step "
-        "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw --fp8-param-gather",
+        "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw",
     ),
     Unpriced(
         "shorter",
@@ -95,12 +95,17 @@ UNPRICED: tuple[Unpriced, ...] = (
     ),
     Unpriced(
         "longer or shorter",
-        "--moe-enable-deepep --moe-flex-dispatcher-backend",
+        "--moe-token-dispatcher-type --moe-enable-deepep --moe-flex-dispatcher-backend "
+        "--moe-flex-dispatcher-num-sms",
         lambda job: job.model.num_experts > 0,
     ),
 )
-_AS_PRICED = {"--rerun-mode": ("disabled",), "--cp-comm-type": ("a2a",)}
-"""Flag -> values, beside the default, that change nothing."""
+_AS_PRICED = {
+    "--rerun-mode": ("disabled",),
+    "--cp-comm-type": get_args(CpCommType),
+    "--moe-token-dispatcher-type": ("allgather", "alltoall"),
+}
+"""Flag -> values, beside the default, that change nothing, each by itself or several times."""
 
 
 def unpriced_words(plan: Plan, job: Workload) -> str:
@@ -137,4 +142,5 @@ def _is_set(option: Option) -> bool:
     """Tell if an option says something else than Megatron's default, or what is priced alike."""
     default = option.flag.default
     usual = tuple(map(str, default)) if isinstance(default, tuple) else (str(default),)
-    return not option.values or option.values not in (usual, _AS_PRICED.get(option.name))
+    is_priced = any({*option.values} == {value} for value in _AS_PRICED.get(option.name, ()))
+    return not option.values or not (option.values == usual or is_priced)

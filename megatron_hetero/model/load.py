@@ -23,6 +23,7 @@ from megatron_hetero.model.megatron_flags import workload_from_arguments
 from megatron_hetero.model.script import read_script
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.model.tokenizer import vocabulary_of_folder
+from megatron_hetero.model.training import unset_fields
 
 
 def load_workload(
@@ -74,14 +75,15 @@ def load_arguments(
 
 
 def workload_hash(workload: Workload) -> str:
-    """Hash (sha256) the model, the training and the flags; not the place where they were read."""
-    return content_hash(
-        {
-            "model": asdict(workload.model),
-            "training": asdict(workload.training),
-            "megatron_args": list(workload.megatron_args),
-        }
-    )
+    """Hash (sha256) the model, the training and the flags; not the place where they were read, nor
+    settings that plan.json leaves out, so that a setting added to either changes no hash."""
+    unset = {"model": unset_fields(workload.model), "training": unset_fields(workload.training)}
+    whole = {"model": asdict(workload.model), "training": asdict(workload.training)}
+    hashed: dict[str, object] = {
+        name: {key: own for key, own in data.items() if key not in unset[name]}
+        for name, data in whole.items()
+    }
+    return content_hash({**hashed, "megatron_args": list(workload.megatron_args)})
 
 
 def _read(path: Path, environment: Mapping[str, str | None]) -> JobText:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from megatron_hetero.hashed import hashed_once
 
@@ -13,6 +13,8 @@ Sends = Literal["as-run", "buffered", "rendezvous"]
 Fp8Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
 TokenDispatcher = Literal["allgather", "alltoall", "flex"]
 """Megatron's `--moe-token-dispatcher-type`."""
+CpCommType = Literal["p2p", "a2a", "all_gather"]
+"""Megatron's `--cp-comm-type`, the same for all layers."""
 TensorOverlap = Literal["gather", "scatter", "bulk_dgrad", "bulk_wgrad", "scatter_dgrad"]
 """Exchanges of a tensor-parallel group under products: Megatron's `tp_comm_overlap_ag`,
 `tp_comm_overlap_rs`, `tp_comm_bulk_dgrad`, `tp_comm_bulk_wgrad` and `tp_comm_overlap_rs_dgrad`."""
@@ -21,6 +23,17 @@ FusedLoss = Literal["", "native", "te"]
 """Megatron's `--cross-entropy-fusion-impl`; empty without `--cross-entropy-loss-fusion`."""
 ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
 """Metadata of a field written only if not at the default: older files keep bytes and hashes."""
+
+
+def unset_fields(data: Any) -> set[str]:
+    """Return the fields of a dataclass that are written only if set, and are not."""
+    return {
+        each.name
+        for each in fields(data)
+        if each.metadata.get("only_if_set") and getattr(data, each.name) == each.default
+    }
+
+
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -47,8 +60,11 @@ class TrainingSpec:
     the gradient of its weight, which is then added to the main gradient
     (`--no-gradient-accumulation-fusion`).  `fused_loss`: whose fused kernels compute the cross
     entropy.  `state_widths`: bytes of a main weight and of both moments of it under
-    `--use-precision-aware-optimizer`; empty without.  `exchanges_heads`: sequences are divided by
-    `--cp-comm-type a2a`.
+    `--use-precision-aware-optimizer`; empty without.  `cp_comm_type`: what
+    Transformer Engine's attention to parts of sequences sends; unlike kinds count as "p2p".
+    `fp8_param_gather`: the weights of layers are kept in fp8 alone, and gathered so.
+    `pads_routing`: routers send each expert as many tokens as fp8 takes
+    (`--moe-router-padding-for-quantization`), where experts would pad by themselves.
     """
 
     global_batch_size: int
@@ -80,7 +96,9 @@ class TrainingSpec:
     fused_loss: FusedLoss = field(default="", metadata=ONLY_IF_SET)
     state_widths: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
     recompute_modules: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
-    exchanges_heads: bool = field(default=False, metadata=ONLY_IF_SET)
+    cp_comm_type: CpCommType = field(default="p2p", metadata=ONLY_IF_SET)
+    fp8_param_gather: bool = field(default=False, metadata=ONLY_IF_SET)
+    pads_routing: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:
@@ -125,6 +143,26 @@ class TrainingSpec:
     def has_block_scales(self) -> bool:
         """Return whether fp8 tensors have a scale for each block of elements, not one in all."""
         return self.fp8 and self.fp8_recipe in ("blockwise", "mxfp8")
+
+    @property
+    def has_fp8_weights(self) -> bool:
+        """Return whether the matrices of layers are kept in fp8 alone, with no copy in 16 bits."""
+        return self.fp8 and self.fp8_param_gather
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Return whether new matrices of layers travel in fp8: those of `mxfp8` have scales that
+        Transformer Engine lays out in no buffer, so they travel in 16 bits, through the gradients'
+        (`_ParamAndGradBuffer`, `shared_buffer`)."""
+        return self.has_fp8_weights and self.fp8_recipe != "mxfp8"
+
+    @property
+    def padded_rows(self) -> float:
+        """Return the rows that fp8 adds to an expert's on average: those up to the next multiple of
+        what its recipe takes (`get_fp8_align_size`, Megatron-core 0.19)."""
+        if not self.fp8:
+            return 0.0
+        return ((32 if self.fp8_recipe == "mxfp8" else 16) - 1) / 2
 
     @property
     def updates_in_place(self) -> bool:

@@ -11,6 +11,7 @@ from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.recompute import recompute_of
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.model.training import (
+    CpCommType,
     Fp8Recipe,
     FusedLoss,
     FusedScores,
@@ -65,7 +66,7 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fused_scores=fused_scores,
         token_dispatcher=cast(
             TokenDispatcher,
-            flags.text("--moe-token-dispatcher-type", "allgather", get_args(TokenDispatcher)),
+            flags.text(_DISPATCHER, "allgather", get_args(TokenDispatcher)),
         ),
         tp_comm_overlap=_tp_comm_overlap(flags),
         local_layers=_implementation(flags) != "transformer_engine",
@@ -73,8 +74,16 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fused_loss=_fused_loss(flags),
         state_widths=_state_widths(flags),
         recompute_modules=recompute_modules,
-        exchanges_heads={*(flags.words("--cp-comm-type") or ())} == {"a2a"},
+        cp_comm_type=_cp_comm_type(flags),
+        fp8_param_gather=_fp8_param_gather(flags),
+        pads_routing=_pads_routing(flags),
     )
+
+
+def _cp_comm_type(flags: FlagReader) -> CpCommType:
+    """Read what divided attention sends: one word for all layers, or one for each."""
+    kinds = {*(flags.words("--cp-comm-type") or ())}
+    return next((kind for kind in get_args(CpCommType) if kinds == {kind}), "p2p")
 
 
 _TENSOR_OVERLAPS: dict[TensorOverlap, tuple[str, ...]] = {
@@ -104,6 +113,51 @@ def _fp8_recipe(flags: FlagReader) -> Fp8Recipe:
     if "--fp8-format" not in flags:
         return "tensorwise"
     return cast(Fp8Recipe, flags.text("--fp8-recipe", "delayed", get_args(Fp8Recipe)))
+
+
+_PARAM_GATHER, _REUSES = "--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"
+_DIVIDED, _FSDP = "--use-distributed-optimizer", ("--use-megatron-fsdp", "--use-torch-fsdp2")
+
+
+def _fp8_param_gather(flags: FlagReader) -> bool:
+    """Read whether weights are kept in fp8, and refuse what Megatron does: in `validate_args`,
+    `TransformerConfig` and `DistributedDataParallelConfig`, and for `mxfp8` as it maps weights into
+    a buffer (`replace_raw_data` of Transformer Engine)."""
+    given, reuses, divides = map(flags.switch, (_PARAM_GATHER, _REUSES, _DIVIDED))
+    if given and "--fp8-format" not in flags:
+        flags.fail([_PARAM_GATHER], f"{_PARAM_GATHER} goes with --fp8-format alone; leave it out")
+    shards = any(map(flags.switch, _FSDP))
+    wanted = "" if divides or shards else _DIVIDED
+    if given and _fp8_recipe(flags) == "mxfp8" and not (wanted or reuses or shards):
+        wanted = _REUSES
+    if given and wanted:
+        flags.fail(
+            [_PARAM_GATHER],
+            f"{_PARAM_GATHER} goes with {wanted} alone; add that, or leave {_PARAM_GATHER} out",
+        )
+    if reuses and not given:
+        flags.fail([_REUSES], f"{_REUSES} goes with {_PARAM_GATHER} alone; leave it out")
+    return given
+
+
+_DISPATCHER = "--moe-token-dispatcher-type"
+_PADDINGS = "--moe-router-padding-for-quantization", "--moe-router-padding-for-fp8"
+
+
+def _pads_routing(flags: FlagReader) -> bool:
+    """Read whether routers pad for fp8, and refuse what `TransformerConfig` does."""
+    given = [name for name in _PADDINGS if flags.switch(name)]
+    if not given or "--num-experts" not in flags:
+        return False
+    if "--fp8-format" not in flags and "--fp4-format" not in flags:
+        flags.fail(given, f"{given[0]} goes with --fp8-format alone; leave it out")
+    if flags.text(_DISPATCHER, "allgather", get_args(TokenDispatcher)) == "allgather":
+        flags.fail(
+            given,
+            f"{given[0]} goes with {_DISPATCHER} alltoall or flex alone, and the job's is "
+            f"allgather; add {_DISPATCHER} alltoall, or leave {given[0]} out",
+        )
+    return True
 
 
 _WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.files import Document, read_json, validate_document, write_json
+from megatron_hetero.model.training import unset_fields
 from megatron_hetero.plan.checks.validate import first_violations, format_messages
 from megatron_hetero.plan.plan import PLAN_SCHEMA_VERSION, Plan
 
@@ -190,7 +191,7 @@ def _to_data(value: Any, hint: Any) -> Any:
         return None
     if dataclasses.is_dataclass(hint):
         # Fields written only if set are left out, so that older files keep their bytes.
-        hints, unset = _hints(hint), _unset(value)
+        hints, unset = _hints(hint), unset_fields(value)
         return {
             name: _to_data(getattr(value, name), of)
             for name, of in hints.items()
@@ -206,15 +207,6 @@ def _to_data(value: Any, hint: Any) -> Any:
         return float(value) + 0.0
     # A program may count with numpy.
     return int(value) if hint is int and isinstance(value, Integral) else value
-
-
-def _unset(value: Any) -> set[str]:
-    """Return the unset fields among the fields that are written only if set."""
-    return {
-        field.name
-        for field in dataclasses.fields(value)
-        if field.metadata.get("only_if_set") and getattr(value, field.name) == field.default
-    }
 
 
 def _without_none(hint: Any) -> Any:

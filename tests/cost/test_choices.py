@@ -51,12 +51,12 @@ def test_sequences_stay_whole_where_transformer_engines_ring_has_no_kernel() -> 
 
     assert not with_offsets()
     assert with_offsets(local_layers=True)
-    assert with_offsets(exchanges_heads=True)
+    assert with_offsets(cp_comm_type="a2a")
 
 
 def test_exchanged_heads_are_of_whole_groups_of_keys() -> None:
     ring = make_workload(num_query_groups=4)
-    exchanged = make_workload(num_query_groups=4, exchanges_heads=True)
+    exchanged = make_workload(num_query_groups=4, cp_comm_type="a2a")
     assert set(sizes(ring)) > {2, 4, 8}
     assert sizes(exchanged) == (2, 4)
     assert sizes(exchanged, 2) == (2,)

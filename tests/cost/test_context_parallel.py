@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
+from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
 from megatron_hetero.cost.memory.states import state_bytes
+from megatron_hetero.cost.memory.working import working_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.collectives import all_reduce_s, ring_all_gather_s
 from megatron_hetero.cost.network.seconds import boundary_time
@@ -92,7 +94,7 @@ def test_a_ring_merges_what_its_rounds_give() -> None:
 def test_exchanged_heads_travel_before_attention_and_after_it(recompute: str) -> None:
     """Queries, keys, values and the result, three of four parts each, and nothing hides them."""
     ring = long_sequences(num_query_groups=4, recompute=recompute)
-    heads = long_sequences(num_query_groups=4, recompute=recompute, exchanges_heads=True)
+    heads = long_sequences(num_query_groups=4, recompute=recompute, cp_comm_type="a2a")
     share = member_shares(ring.model, 1, None, 4)[0]
     members, link = [(FAST, share)], Link(1e9, 0.0)
     elements = 2 * ring.model.hidden_size + 2 * 4 * ring.model.kv_channels
@@ -112,6 +114,60 @@ def test_exchanged_heads_travel_before_attention_and_after_it(recompute: str) ->
     assert waiting_times(heads, unlike, link) == waiting_times(ring, unlike, link)
     local = replace(heads, training=replace(heads.training, flash_attention=False))
     assert merging_times(local, members).total_s == 0.0
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_transformer_engine_gathers_keys_and_values_in_either_pass(recompute: str) -> None:
+    """Each by itself, three of four parts, and their gradients once; nothing hides them."""
+    flags = {"num_query_groups": 4, "recompute": recompute, "cp_comm_type": "all_gather"}
+    job = long_sequences(**flags)
+    share = member_shares(job.model, 1, None, 4)[0]
+    members, link = [(FAST, share)], Link(1e9, 1e-5)
+    each_s = ring_all_gather_s(2.0 * 16384 * 4 * job.model.kv_channels, 4, link)
+    waits = waiting_times(job, members, link)
+    assert waits.forward_s == pytest.approx(2 * each_s)
+    # Gathered and reduced backward, and once more where attention is recomputed.
+    times = 3 if recompute == "selective" else 2
+    assert waits.backward_s == pytest.approx(times * waits.forward_s)
+    # Two calls, of the queries of a rank's two chunks and all keys before them.
+    heads = replace(job, training=replace(job.training, cp_comm_type="a2a"))
+    calibration = shipped_calibration().attention.call_s
+    core, of_heads = (core_attention_times(workload, members) for workload in (job, heads))
+    assert core.forward_s - of_heads.forward_s == pytest.approx(calibration["forward"])
+    # Unlike parts, and local layers, gather keys and values once whatever the flag says.
+    ring = replace(job, training=replace(job.training, cp_comm_type="p2p"))
+    unlike = [(FAST, replace(share, context_shares=(1, 1, 1, 3)))]
+    assert waiting_times(job, unlike, link) == waiting_times(ring, unlike, link)
+
+
+def test_what_gathered_keys_move_and_take() -> None:
+    """Two ranks of 16 tokens: keys and values of 8 elements each, queries of 16, two bytes each;
+    the keys and values of all 32 tokens are put in order, and their gradients made and so too."""
+    workload = make_workload(
+        seq_length=32, hidden_size=32, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=8,
+        cp_comm_type="all_gather",
+    )  # fmt: skip
+    model, training = workload.model, workload.training
+    share = member_shares(model, 1, None, 2)[0]
+    found = merging_times(workload, [(FAST, share)])
+    whole, queries = 32 * 16, 16 * 16
+    in_order = 2 * whole
+    # The result is made of zeros, and of copies of both chunks'.
+    forward = in_order + (1 + 2) * queries
+    # Gradients of keys and values: zeros, to which both chunks' are added (3 of 4 parts of the
+    # sequence's, and 2), then the order of ranks; those of queries are copied.
+    added = 3 * (whole * 5 // 4)
+    backward = in_order + whole + added + in_order + 2 * queries
+    memory_s = speed_of(training, FAST).memory_s
+    assert found.forward_s == pytest.approx(memory_s(2 * forward))
+    assert found.backward_s == pytest.approx(memory_s(2 * backward))
+    # Backward all of it lives at once, beside the two gradients.
+    ring = replace(training, cp_comm_type="p2p")
+    held = 2 * (whole + whole + whole * 5 // 4)
+    let_go = mlp_activation_bytes(model, training, share, frozenset())
+    assert working_bytes(model, training, share, True) == held - let_go
+    assert working_bytes(model, ring, share, True) < held - let_go
+    assert working_bytes(model, training, share, False) >= working_bytes(model, ring, share, False)
 
 
 def test_local_layers_that_divide_sequences_store_no_scores() -> None:

@@ -74,6 +74,11 @@ def test_a_flag_is_in_one_entry() -> None:
         ("--no-rope-fusion", ""),
         ("--moe-permute-fusion", ""),
         ("--moe-permute-fusion --num-experts 4", "shorter with --moe-permute-fusion"),
+        ("--num-experts 4 --moe-token-dispatcher-type alltoall", ""),
+        (
+            "--num-experts 4 --moe-token-dispatcher-type flex",
+            "longer or shorter with --moe-token-dispatcher-type",
+        ),
         ("--no-masked-softmax-fusion", ""),
         (
             "--no-masked-softmax-fusion --transformer-impl local",
@@ -82,7 +87,9 @@ def test_a_flag_is_in_one_entry() -> None:
         # Values that are the default's, or priced.
         ("--timing-log-level 0 --rerun-mode disabled --cp-comm-type p2p", ""),
         ("--cp-comm-type a2a", ""),
-        ("--cp-comm-type all_gather", "longer or shorter with --cp-comm-type"),
+        ("--cp-comm-type all_gather", ""),
+        ("--cp-comm-type a2a a2a a2a a2a", ""),
+        ("--cp-comm-type a2a p2p a2a p2p", "longer or shorter with --cp-comm-type"),
         ("--rerun-mode report_stats --timing-log-level 2", "longer with --rerun-mode, --timing-"),
         ("--recompute-activations --disable-bias-linear --recompute-modules core_attn mlp", ""),
         # The last of two counts.

@@ -84,7 +84,18 @@ def test_model_flags(flags: str, changes: dict[str, object]) -> None:
         ("--use-distributed-optimizer", {"use_distributed_optimizer": True}),
         ("--calculate-per-token-loss", {"per_token_loss": True}),
         ("--recompute-activations", {"recompute": "selective"}),
-        ("--cp-comm-type a2a", {"exchanges_heads": True}),
+        (
+            "--bf16 --fp8-format hybrid --fp8-param-gather --use-distributed-optimizer",
+            {
+                "precision": "bf16",
+                "fp8": True,
+                "fp8_recipe": "delayed",
+                "fp8_param_gather": True,
+                "use_distributed_optimizer": True,
+            },
+        ),
+        ("--cp-comm-type a2a", {"cp_comm_type": "a2a"}),
+        ("--cp-comm-type all_gather all_gather", {"cp_comm_type": "all_gather"}),
         ("--cp-comm-type a2a a2a a2a p2p", {}),
         ("--recompute-granularity selective", {"recompute": "selective"}),
         (
@@ -138,6 +149,31 @@ def test_training_flags(flags: str, changes: dict[str, object]) -> None:
         ("--num-layers 4 5", '--num-layers takes one value, and "5" follows it'),
         ("--bf16 yes", '--bf16 takes no value, and "yes" follows it'),
         ("--bf16 --fp16", "both --bf16 and --fp16 are given; keep one of them"),
+        (
+            "--num-experts 8 --moe-router-padding-for-quantization",
+            "--moe-router-padding-for-quantization goes with --fp8-format alone",
+        ),
+        (
+            "--num-experts 8 --moe-router-padding-for-fp8 --fp8-format hybrid",
+            "goes with --moe-token-dispatcher-type alltoall or flex alone, and the job's is allg",
+        ),
+        (
+            "--bf16 --fp8-param-gather --use-distributed-optimizer",
+            "--fp8-param-gather goes with --fp8-format alone",
+        ),
+        (
+            "--bf16 --fp8-format hybrid --fp8-param-gather",
+            "--fp8-param-gather goes with --use-distributed-optimizer alone",
+        ),
+        (
+            "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather "
+            "--use-distributed-optimizer",
+            "--fp8-param-gather goes with --reuse-grad-buf-for-mxfp8-param-ag alone",
+        ),
+        (
+            "--bf16 --reuse-grad-buf-for-mxfp8-param-ag",
+            "--reuse-grad-buf-for-mxfp8-param-ag goes with --fp8-param-gather alone",
+        ),
         ("--num-attention-heads 7", "--num-attention-heads 7 does not divide --hidden-size 64"),
         (
             "--group-query-attention --num-query-groups 3",

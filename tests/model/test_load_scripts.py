@@ -110,6 +110,14 @@ def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
     assert workload_hash(load_workload(script, ["--num-layers", "5"])) != reference
 
 
+def test_a_setting_that_is_added_changes_no_hash_of_jobs_without_it() -> None:
+    """Fields that plan.json leaves out at their defaults come from release to release."""
+    known = "b3e52a94177e017eee76e74dc5f28ce77e3f1ba9c7c6c0734dcdd0c3673d7011"
+    assert workload_hash(load_workload(None, MINIMAL)) == known
+    for flags in ("--cp-comm-type a2a", "--attention-output-gate"):
+        assert workload_hash(load_workload(None, [*MINIMAL, *flags.split()])) != known
+
+
 def test_a_variable_that_no_script_reads_is_refused(tmp_path: Path) -> None:
     """A mistyped name would leave the default in its place in silence."""
     flags = " ".join(MINIMAL).replace("--hidden-size 64", "--hidden-size ${SIZE:-64}")

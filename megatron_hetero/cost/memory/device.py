@@ -34,6 +34,7 @@ from megatron_hetero.cost.memory.working import (
 from megatron_hetero.cost.parameters import (
     expert_params,
     layer_params,
+    matrix_params,
     stage_params,
     word_params,
 )
@@ -43,10 +44,10 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.model.training import TrainingSpec
 
 
-def _fp8_copies_bytes(training: TrainingSpec, gpu: GpuType) -> int:
-    """Return what a parameter of a layer takes beside its weight: Transformer Engine keeps its fp8
-    weights from one micro-batch to the next, and transposed as well, or cast by columns with scales
-    of blocks.  Blackwell's products with one scale need no transpose
+def _fp8_bytes(training: TrainingSpec, gpu: GpuType) -> int:
+    """Return the bytes in fp8 of a weight in a matrix of a layer: Transformer Engine keeps it from
+    one micro-batch to the next, and transposed as well, or cast by columns with scales of blocks.
+    Blackwell's products with one scale need no transpose
     (`is_non_tn_fp8_gemm_supported`, 2.20: from 10.0 on, but for 12.x)."""
     if not training.fp8:
         return 0
@@ -160,6 +161,12 @@ def stage_memory(
             return layer * state
         return _layer_states_bytes(model, share, layer, holders, state)
 
+    # Of weights kept in fp8 the first byte is the weight itself, the others are copies of it; there
+    # is none in 16 bits.  Layers that predict further tokens count as in 16 bits.
+    in_fp8 = matrix_params(model, share) if training.has_fp8_weights else 0
+    copies = layer * _fp8_bytes(training, gpu)
+    if training.has_fp8_weights:
+        copies = in_fp8 * (_fp8_bytes(training, gpu) - 1)
     # Outside of layers, then for each layer.
     base = {
         "weights": base_params * states.weight,
@@ -179,11 +186,11 @@ def stage_memory(
     if not (first or last):
         kept += own_mask_bytes(model, training, share, flash)
     per_layer = {
-        "weights": layer * states.weight,
+        "weights": layer * states.weight - in_fp8 * (states.weight - 1),
         "gradients": layer * states.gradient,
         "optimizer": of_layer(states.optimizer),
         "activations": num_in_flight * kept,
-        "buffers": layer * _fp8_copies_bytes(training, gpu),
+        "buffers": copies,
         "libraries": 0,
         "reserve": 0,
     }

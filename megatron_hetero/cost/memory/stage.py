@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from megatron_hetero.cost.memory.states import StateHolders
-from megatron_hetero.cost.work.speed import cast_bytes
+from megatron_hetero.cost.work.speed import cast_bytes, gathered_cast_bytes, owned_cast_bytes
 from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.model.training import TrainingSpec
@@ -234,6 +234,13 @@ def update_traffic_bytes(
     # States are read and written; the fp32 weight is read again, and written in 16 bits.  Where
     # Adam has only the other half of it, the weight is read and written.
     moved = 2 if training.updates_in_place else 3
+    if training.has_fp8_weights:
+        # A weight in fp8 is a byte, so what is lacking says how many there are.
+        in_full = gradients // training.gradient_bytes * training.element_bytes
+        in_fp8 = (in_full - weights) // (training.element_bytes - 1)
+        own += (moved * in_full + in_fp8 * owned_cast_bytes(training)) / holders.layers
+        copied = num_layers * memory.per_layer["buffers"]
+        return whole + own + gathered_cast_bytes(training, in_fp8, copied) + 2 * parts["optimizer"]
     own += moved * weights / holders.layers
     # In fp8 the next step casts the weights of layers once, each device its own.
     cast = num_layers * memory.per_layer["weights"] / 2 * cast_bytes(training)

@@ -39,14 +39,34 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
     return StateBytes(2, gradient, 4 + moments, update=4 if gradient < 4 else 0)
 
 
-def bytes_each_way(training: TrainingSpec) -> float:
-    """Return the bytes of a parameter that a step exchanges, half of what goes there and back: its
-    gradient both ways or, under the distributed optimizer, there, and its new weight back, unless
-    forward passes hide the weight (`TrainingSpec.hides_gathers`)."""
-    states = state_bytes(training)
+def new_weight_bytes(training: TrainingSpec, num_params: int, num_in_matrices: int) -> int:
+    """Return the bytes of so many new weights as stock Megatron gathers them.
+
+    Args:
+        num_in_matrices: those of them that are elements of layers' matrices.
+    """
+    weight = state_bytes(training).weight
+    lacking = num_in_matrices * (weight - 1) if training.gathers_fp8 else 0
+    return num_params * weight - lacking
+
+
+def bytes_each_way(
+    training: TrainingSpec, num_params: int = 1, num_in_matrices: int = 0
+) -> float:
+    """Return the bytes of parameters that a step exchanges, half of what goes there and back: their
+    gradients both ways or, under the distributed optimizer, there, and the new weights back, unless
+    forward passes hide these (`TrainingSpec.hides_gathers`).
+
+    Args:
+        num_in_matrices: as of `new_weight_bytes`; without, for our runtime, which refuses weights
+            in fp8.
+    """
+    gradients = num_params * state_bytes(training).gradient
     if not training.use_distributed_optimizer:
-        return float(states.gradient)
-    return (states.gradient + (0 if training.hides_gathers else states.weight)) / 2
+        return float(gradients)
+    if training.hides_gathers:
+        return gradients / 2
+    return (gradients + new_weight_bytes(training, num_params, num_in_matrices)) / 2
 
 
 @value(frozen=True)

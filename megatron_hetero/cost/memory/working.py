@@ -12,6 +12,7 @@ from megatron_hetero.cost.memory.activations import (
     score_bytes,
 )
 from megatron_hetero.cost.memory.mlp import mlp_activation_bytes
+from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import ModelSpec
@@ -101,13 +102,28 @@ def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, 
         working = max(working, _experts_gradients_bytes(model, training, share))
     working += of_mlp
     # Moment 2: attention, whose scores are kept unless they are recomputed.
-    in_attention = 0
+    in_attention = _gathered_keys_bytes(model, training, share) if flash else 0
     if scores := score_bytes(model, training, share, flash):
         again = frozenset() if training.recompute == "full" else recomputed(training)
         let_go = mlp_activation_bytes(model, training, share, again)
         let_go += scores * 2 + scores // element if training.attention_dropout else scores
         in_attention = _SCORES_IN_BACKWARD * scores - let_go
     return max(working, in_attention + of_attention)
+
+
+def _gathered_keys_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Return what Transformer Engine's attention takes backward for gathered keys and values, their
+    gradients, and what its two calls give of these, beyond the MLP's activations, which are let go
+    (`AttnFuncWithCPAndKVAllGather.backward`, 2.20)."""
+    parts = share.context_parallel
+    if parts == 1 or share.context_shares is not None or training.cp_comm_type != "all_gather":
+        return 0
+    query, value = attention_sizes(model, share)
+    pair = (query if model.kv_lora_rank else value) + value
+    elements = share.num_tokens(model, training) * pair * (3 * parts + 0.5)
+    again = frozenset() if training.recompute == "full" else recomputed(training)
+    let_go = mlp_activation_bytes(model, training, share, again)
+    return max(0, int(elements * training.element_bytes) - let_go)
 
 
 def _recomputed_bytes(

@@ -43,8 +43,9 @@ class ExpertLinks:
         token_bytes = float(model.hidden_size * training.element_bytes)
         if training.token_dispatcher == "allgather":
             return _there_and_back_s(own_tokens * token_bytes, self.size * self.width, self.link)
-        # Each token goes to `topk` experts, there and back.
-        routed_bytes = own_tokens * model.moe_router_topk * token_bytes
+        # Each token goes to `topk` experts, there and back, and what pads them for fp8.
+        padded = model.num_experts * training.padded_rows if training.pads_routing else 0.0
+        routed_bytes = (own_tokens * model.moe_router_topk + padded) * token_bytes
         one_way_s = self.latency_s + routed_bytes * self.all_to_all_s_per_byte
         return 2 * one_way_s + _there_and_back_s(routed_bytes, self.width, self.width_link)
 

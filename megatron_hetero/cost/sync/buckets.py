@@ -47,6 +47,7 @@ class StageBucket:
     `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
     what follows them.  `num_rank_sets`: the buckets of ranks that it stands for; a rank of a narrow
     stage is in several of them.  `is_whole`: every rank of its holders holds all of it.
+    `num_in_matrices`: of stock Megatron's, the parameters that are elements of layers' matrices.
     """
 
     holders: tuple[StageId, ...]
@@ -54,6 +55,7 @@ class StageBucket:
     layer: int
     num_rank_sets: int = 1
     is_whole: bool = False
+    num_in_matrices: int = 0
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Cut:
 
 
 def least_ends_sync_s(
-    num_params: int, num_holders: int, cut: Cut, gradient_bytes: int, weight_bytes: int | None
+    num_params: int, num_holders: int, cut: Cut, gradient_bytes: int, weight_bytes: float | None
 ) -> float:
     """Bound the exchange of parameters, and of their new weights, from below where `num_holders`
     holders or more are on both sides of a cut.
@@ -82,8 +82,8 @@ def least_ends_sync_s(
     A ring leaves each part on one path; to owners, what the others hold leaves it on all.
 
     Args:
-        weight_bytes: of an element of the new weights, 0 where passes hide them; None is an
-            all-reduce.
+        weight_bytes: of an element of the new weights on average, 0 where passes hide them; None is
+            an all-reduce.
     """
     # Parameters that have to cross the cut, at least.
     others = num_params * (num_holders - 1) / num_holders

@@ -12,7 +12,7 @@ the main gradient.  Times are for one micro-batch, without communication.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from megatron_hetero.cluster.makers import FACTS
@@ -32,14 +32,18 @@ from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
 from megatron_hetero.model.recompute import recomputed
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.model.training import Precision, TrainingSpec
+from megatron_hetero.model.training import CpCommType, Precision, TrainingSpec
 
 _FUSED_BACKWARD_PRODUCTS = 3, 2
 """Products of fused attention's backward pass as large as that of the scores (the scores once more,
 and the gradients of queries and keys), and as that of the context (the gradients of softmax and
 values)."""
-ContextExchange = Literal["ring", "heads", "gather"]
-"""Keys and values go round, heads are exchanged for parts of sequences, or all is gathered."""
+ContextExchange = Literal["ring", "heads", "gather", "gather twice"]
+"""Keys and values go round, heads are exchanged for parts of sequences, all keys and values are
+gathered and kept, or gathered in either pass."""
+_BY_FLAG: Mapping[CpCommType, ContextExchange] = {
+    "p2p": "ring", "a2a": "heads", "all_gather": "gather twice",
+}  # fmt: skip
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -211,7 +215,7 @@ def context_exchange(
     )
     if not is_fused:
         return "gather"
-    return "heads" if training.exchanges_heads else "ring"
+    return _BY_FLAG[training.cp_comm_type]
 
 
 def _core_times(
@@ -228,12 +232,13 @@ def _core_times(
         return PassTimes(0.0, 0.0)
     gpu, share = member
     if is_fused:
-        # A ring has a call for each round, of queries and keys of one part of the sequence.
-        is_ring = context_exchange(workload, (member,)) == "ring"
-        rounds = share.context_parallel if is_ring else 1
+        # A ring has a call for each round, of queries and keys of one part of the sequence; where
+        # keys are gathered, each of a rank's two chunks of queries has one, of all keys before it.
+        how = context_exchange(workload, (member,))
+        rounds = share.context_parallel if how == "ring" else 2 if how == "gather twice" else 1
         # The kernel's own tables: a part of the rate of large products, and a fixed cost a call.
         calibration = calibration or shipped_calibration()
-        length = workload.model.seq_length // rounds
+        length = workload.model.seq_length // (rounds if how == "ring" else 1)
         part = calibration.attention_efficiency(gpu, work.head_size, length)
         flops, call_s = work.attention_flops, calibration.attention.call_s
         back = sum(n * f for n, f in zip(_FUSED_BACKWARD_PRODUCTS, flops, strict=True))

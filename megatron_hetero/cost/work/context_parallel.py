@@ -29,9 +29,10 @@ def waiting_times(
     In a ring keys and values travel while attention works on those that are there: all rounds but
     the first hide that long.  Where heads are exchanged, queries, keys and values go before
     attention begins and the result goes back (`AttnFuncWithCPAndQKVOA2A` of Transformer Engine
-    2.20), backward their gradients.  Recomputed attention asks for all again.  Where they are
-    gathered, unlike parts travel as long as the longest of them
-    (`runtime.parallel.context_attention`).
+    2.20), backward their gradients.  Recomputed attention asks for all again.  Where keys and
+    values are gathered, unlike parts travel as long as the longest of them
+    (`runtime.parallel.context_attention`); Transformer Engine gathers either by itself, keeps none,
+    and gathers again backward (`AttnFuncWithCPAndKVAllGather`).
 
     Args:
         workload: the job.
@@ -46,10 +47,18 @@ def waiting_times(
     if how == "heads":
         forward_s = backward_s = _heads_s(workload, members, link)
     else:
-        both = max(sum(_widths(model, share)[1:3]) for _, share in members)
+        keys, values = max((_widths(model, share)[1:3] for _, share in members), key=sum)
         tokens = training.micro_batch_size * context * max(share.all_sequence_tokens(model))
-        num_bytes = both * tokens * training.element_bytes
-        forward_s, backward_s = context_parallel_times(num_bytes, context, link, how == "ring")
+        widths = (keys, values) if how == "gather twice" else (keys + values,)
+        sent = [
+            context_parallel_times(
+                width * tokens * training.element_bytes, context, link, how == "ring"
+            )
+            for width in widths
+        ]
+        forward_s, backward_s = map(sum, zip(*sent, strict=True))
+    if how == "gather twice":
+        backward_s += forward_s
     if how == "ring":
         core, hidden = core_attention_times(workload, members), (context - 1) / context
         forward_s = max(0.0, forward_s - hidden * core.forward_s)
@@ -89,7 +98,9 @@ def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
     with the last part of a causal sequence.  Forward: keys and values are put side by side, the
     first round's result is copied, and that of each other round is added to it.  Backward: keys and
     values are copied, and the gradients of queries, keys and values are copied in the first round
-    and added in the others, half of those of keys and values.
+    and added in the others, half of those of keys and values.  Where it gathers keys and values it
+    puts all of them in the order of the sequence, and the gradients of all in that of the ranks,
+    after those of two chunks of queries were added to zeros (`AttnFuncWithCPAndKVAllGather`).
     """
     model, training = workload.model, workload.training
     how = context_exchange(workload, members)
@@ -105,6 +116,10 @@ def merging_times(workload: Workload, members: Sequence[Member]) -> PassTimes:
             # Each tensor is copied before it goes and put in order when it has come.
             forward = 4 * (query + pair + result)
             backward = 1.0 * forward
+        if how == "gather twice":
+            parts = share.context_parallel
+            forward = 2 * parts * pair + 3 * result
+            backward = (8 * parts + 1.5) * pair + 2 * query
         if "core_attn" in recomputed(training):
             backward += forward
         num_bytes = share.num_tokens(model, training) * training.element_bytes

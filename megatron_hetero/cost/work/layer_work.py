@@ -198,7 +198,12 @@ def _experts_work(
     # and are put in the order of the experts, and back (`sort_chunks_by_idxs` of
     # `MoEAlltoAllTokenDispatcher`).
     sorts = 4 if training.token_dispatcher == "alltoall" and num_experts > 1 else 2
-    moved = routed * 2 * sorts * model.hidden_size * element + activated
+    copies = 2 * sorts
+    # What comes to experts in fp8 is copied with what pads it, and of one call's result the padding
+    # is left out again (`Fp8Padding`, `Fp8Unpadding` of Transformer Engine).
+    if training.fp8 and not training.pads_routing:
+        copies += 4 if training.grouped_experts else 2
+    moved = routed * copies * model.hidden_size * element + activated
     shared = shared_expert_matrices(model, share)
     in_shared = 0.0
     if shared:

@@ -25,6 +25,28 @@ def cast_bytes(training: TrainingSpec) -> float:
     return _CAST_BYTES[training.fp8_recipe] if training.fp8 else 0.0
 
 
+def owned_cast_bytes(training: TrainingSpec) -> int:
+    """Return the bytes moved by the owner of a weight that is kept in fp8, from its 16-bit copy on:
+    read for the largest element, where the scale is of this step, and cast
+    (`cast_master_weights_to_fp8`, Transformer Engine 2.20).  `mxfp8` is cast behind the exchange,
+    and Adam itself casts where it keeps the main weights."""
+    if training.fp8_recipe == "delayed":
+        return 0 if training.state_widths else 3
+    return 0 if training.fp8_recipe == "mxfp8" else 5
+
+
+def gathered_cast_bytes(training: TrainingSpec, num_params: int, copies: int) -> int:
+    """Return the bytes moved by every device when weights that are kept in fp8 have arrived: copies
+    by columns are made of those by rows (`post_all_gather_processing`); `mxfp8` casts both of 16
+    bits, and clears what these took of the gradients (`_post_param_sync`, Megatron-core 0.19).
+
+    Args:
+        num_params: weights in fp8.
+        copies: bytes of the copies.
+    """
+    return (2 + 2 + 2) * num_params if training.fp8_recipe == "mxfp8" else 2 * copies
+
+
 class Speed(NamedTuple):
     """Rates of a GPU in the job's precision, calibrated."""
 

@@ -24,7 +24,14 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.states import bytes_each_way
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.ring import ring_key
-from megatron_hetero.cost.parameters import layer_params, routed_params, stage_params
+from megatron_hetero.cost.parameters import (
+    layer_params,
+    matrix_params,
+    routed_matrix_params,
+    routed_params,
+    stage_matrix_params,
+    stage_params,
+)
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.training import TrainingSpec
 from megatron_hetero.planner.stock.exchange import Line
@@ -67,14 +74,24 @@ def _priced(
     is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
     if is_alone or not training.stock_waits:
         return [(0.0, 0.0)] * grid.num_stages
-    # Of each parameter on every hop: reduced and gathered, or reduced everywhere.
-    num_bytes = 2 * bytes_each_way(training)
     share, last = even_share(model, 1), grid.num_stages - 1
-    routed = routed_params(model) if expert_groups is not None else 0
-    each = num_bytes * (layer_params(model, share) - routed)
+    routed = in_routed = 0
+    if expert_groups is not None:
+        routed, in_routed = routed_params(model), routed_matrix_params(model)
+
+    def both_ways(num_params: int, num_in_matrices: int) -> float:
+        """Return the bytes on every hop: reduced and gathered, or reduced everywhere."""
+        return 2 * bytes_each_way(training, num_params, num_in_matrices)
+
+    each = both_ways(
+        layer_params(model, share) - routed, matrix_params(model, share) - in_routed
+    )
     typical = model.num_layers / grid.num_stages
     of_ends = {
-        place: num_bytes * stage_params(model, share, 0, *place, rows)
+        place: both_ways(
+            stage_params(model, share, 0, *place, rows),
+            stage_matrix_params(model, share, 0, place[1]),
+        )
         for place in {(p == 0, p == last) for p in (0, 1, last)}
     }
     found = []
@@ -82,7 +99,7 @@ def _priced(
         ends, lines = of_ends[p == 0, p == last], []
         for dense_s, together, experts_s in _paths(grid, costs.cluster, p, nodes, expert_groups):
             # Experts are divided among the replicas that hold them together.
-            of_experts = experts_s * num_bytes * (routed // together)
+            of_experts = experts_s * both_ways(routed // together, in_routed // together)
             lines.append((dense_s * ends, dense_s * each + of_experts))
         # Each path is a bound by itself; the one with most to carry counts.
         found.append(max(lines, key=lambda line: line[0] + line[1] * typical))

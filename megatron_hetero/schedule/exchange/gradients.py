@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from megatron_hetero.cost.memory.states import state_bytes
+from megatron_hetero.cost.memory.states import new_weight_bytes, state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.sync.buckets import (
@@ -249,12 +249,12 @@ class GradientExchange:
             is_final: all gradients have to be there.
             groups: of ranks that hold it; by default all of its holders.
         """
-        # Bytes of one element: gradients may be wider than weights.
-        element = self._states.gradient if what == "gradients" else self._states.weight
+        num_bytes = bucket.num_params * self._states.gradient
+        if what == "weights":  # fewer bytes, of some only one
+            training = self._costs.workload.training
+            num_bytes = new_weight_bytes(training, bucket.num_params, bucket.num_in_matrices)
         groups = groups or groups_of(self._placement, bucket.holders)
-        taken = self._in_ring(
-            groups, num_passes, bucket.num_params * element, reduces=what == "gradients"
-        )
+        taken = self._in_ring(groups, num_passes, num_bytes, reduces=what == "gradients")
         return Collective(
             f"{what} of {_words(bucket.holders)}",
             bucket.holders,

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from megatron_hetero.cost.parameters import (
     embedding_params,
+    further_matrix_params,
     further_params,
+    layer_params,
+    matrix_params,
+    routed_matrix_params,
     routed_params,
     stage_params,
 )
@@ -43,6 +48,7 @@ class StockBuckets:
         self._replicas = placement.replicas
         self._model = model
         self._overlaps = training.overlap_grad_reduce
+        self._has_fp8_weights = training.has_fp8_weights
         self._vocab_rows = vocab_rows
         self._words = vocab_rows * model.hidden_size
         self._chunk_layers = chunk_layers
@@ -81,8 +87,14 @@ class StockBuckets:
                     params -= num_layers * routed_params(self._model)
                 # By default one bucket; the first chunk's are cut by size where exchanges overlap.
                 sizes = [(params, EMBEDDING)]
+                full = None
                 if first and self._overlaps:
                     full = stock_bucket_elements(len(replicas)) * stage.width
+                if self._has_fp8_weights:
+                    for bucket in self._with_fp8_weights(full, params, num_layers, last):
+                        yield replace(bucket, holders=holders), number
+                    continue
+                if full is not None:
                     sizes = list(self._overlapped(full, num_layers, last))
                 # Chunks behind the first one exchange all buckets at once.
                 elif self._divides_tied and (first or last) and chunk == 0:
@@ -90,6 +102,39 @@ class StockBuckets:
                     sizes = sizes if first else sizes[::-1]
                 for size, layer in sizes:
                     yield StageBucket(holders, size, layer), number
+
+    def _with_fp8_weights(
+        self, full: int | None, params: int, num_layers: int, is_last: bool
+    ) -> Iterator[StageBucket]:
+        """Yield the buckets, without holders, of a chunk whose layers' matrices are kept in fp8:
+        these have a buffer of their own, with whose last bucket all others are exchanged
+        (`partition_buckets`).
+
+        Args:
+            full: elements of matrices that fill a bucket; None makes one bucket.
+            params: of all buckets.
+        """
+        matrices = list(self._matrices(num_layers, is_last))
+        left = sum(size for _, size in matrices)
+        size = 0
+        for layer, matrix in matrices if full is not None else ():
+            size += matrix
+            # The last bucket, full or not, has all else too.
+            if full is not None and full <= size < left:
+                yield StageBucket((), size, layer, num_in_matrices=size)
+                params, left, size = params - size, left - size, 0
+        yield StageBucket((), params, EMBEDDING, num_in_matrices=left)
+
+    def _matrices(self, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
+        """Yield (layer, elements) of the matrices of layers in the order of the backward pass."""
+        share = even_share(self._model, 1)
+        if is_last and self._model.mtp_num_layers:
+            yield num_layers, further_matrix_params(self._model, share)
+        # The last tensor of a layer has its norms and biases as well.
+        *first, last = self._layer_tensors
+        last -= layer_params(self._model, share) - matrix_params(self._model, share)
+        for layer in reversed(range(num_layers)):
+            yield from ((layer, size) for size in (*first, last))
 
     def _overlapped(self, full: int, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
         """Yield (parameters, lowest layer) of the buckets of a first stage, in the order of its
@@ -115,17 +160,21 @@ class StockBuckets:
         if is_last and self._model.mtp_num_layers:
             yield num_layers, further_params(self._model, even_share(self._model, 1))
         for layer in reversed(range(num_layers)):
-            # Dealt-out experts have a buffer of their own, so the dense buckets lack them.
-            tensors = layer_tensors(self._model)
-            if self._deals_experts:
-                own = self._model.moe_ffn_hidden_size * self._model.hidden_size
-                num_matrices = self._model.num_experts * (3 if self._model.gated_mlp else 2)
-                tensors = tensors[num_matrices:] if tensors[0] == own else tensors
-            for tensor in tensors:
-                yield layer, tensor
+            yield from ((layer, tensor) for tensor in self._layer_tensors)
         positions = embedding_params(self._model, 1, 0)
         if positions:
             yield EMBEDDING, positions
+
+    @cached_property
+    def _layer_tensors(self) -> tuple[int, ...]:
+        """The tensors of a layer in the dense buffers, as of `layer_tensors`: dealt-out experts
+        have a buffer of their own."""
+        tensors, model = layer_tensors(self._model), self._model
+        if self._deals_experts:
+            own = model.moe_ffn_hidden_size * model.hidden_size
+            num_matrices = model.num_experts * (3 if model.gated_mlp else 2)
+            tensors = tensors[num_matrices:] if tensors[0] == own else tensors
+        return tensors
 
     def of_experts(self) -> Iterator[tuple[StageBucket, tuple[PlacedStage, ...]]]:
         """Yield each buffer of experts dealt out over replicas, with the groups of ranks that hold
@@ -140,6 +189,7 @@ class StockBuckets:
             size, width = stage.experts.sizes
             ranks, own = size * width, len(stage.devices)
             params = stage.num_layers * routed_params(self._model)
+            in_matrices = stage.num_layers * routed_matrix_params(self._model)
             together = max(1, ranks // own)
             # Replicas at the same place of their groups hold the same experts: a ring joins these.
             for turn in range(together):
@@ -155,7 +205,12 @@ class StockBuckets:
                 if len(groups) < 2:
                     continue
                 holders = tuple((r, s) for r in members)
-                of_turn = StageBucket(holders, params // together, EMBEDDING)
+                of_turn = StageBucket(
+                    holders,
+                    params // together,
+                    EMBEDDING,
+                    num_in_matrices=in_matrices // together,
+                )
                 if all(len({device.node for device in g.devices}) == 1 for g in groups):
                     yield of_turn, groups
                     continue
@@ -163,7 +218,12 @@ class StockBuckets:
                 # has a ring of its own.
                 for place in range(step):
                     alone = tuple(PlacedStage((g.devices[place],), 1) for g in groups)
-                    yield replace(of_turn, num_params=of_turn.num_params // step), alone
+                    of_place = replace(
+                        of_turn,
+                        num_params=of_turn.num_params // step,
+                        num_in_matrices=of_turn.num_in_matrices // step,
+                    )
+                    yield of_place, alone
 
 
 def replicas_deal_experts(placement: Placement) -> bool:

@@ -14,7 +14,7 @@ from megatron_hetero.cost.memory.stage import (
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.states import StateHolders, state_bytes
-from megatron_hetero.cost.parameters import layer_params, stage_params
+from megatron_hetero.cost.parameters import layer_params, matrix_params, stage_params
 from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
@@ -252,3 +252,16 @@ def test_fp8_weights_are_kept_transposed_where_products_need_it(
         num_in_flight=1, vocab_rows=1024, kept_free=KeptFree(0, 0),
     )  # fmt: skip
     assert memory.per_layer["buffers"] == copies * layer_params(workload.model, share)
+    # Kept in fp8 alone, a matrix has no weight in 16 bits, and norms and biases no copies.
+    workload = replace(workload, training=replace(training, fp8_param_gather=True))
+    memory = stage_memory(
+        workload, replace(FAST, compute_capability=capability), share, first=False, last=False,
+        num_in_flight=1, vocab_rows=1024, kept_free=KeptFree(0, 0),
+    )  # fmt: skip
+    matrices = matrix_params(workload.model, share)
+    assert matrices == (4 + 2 * 4) * 512**2
+    others = layer_params(workload.model, share) - matrices
+    assert memory.per_layer["weights"] + memory.per_layer["buffers"] == (
+        copies * matrices + 2 * others
+    )
+    assert memory.per_layer["buffers"] == (copies - 1) * matrices

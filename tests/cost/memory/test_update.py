@@ -112,3 +112,35 @@ def test_weights_of_layers_are_cast_once_a_step(recipe: Fp8Recipe, moved: int) -
         for training in (bf16, replace(bf16, fp8=True, fp8_recipe=recipe))
     )
     assert cast - plain == 3 * PARAMS * moved
+
+
+@pytest.mark.parametrize(
+    ("recipe", "owned", "arrived"),
+    [
+        # Owned: the 16-bit copy is read for the maximum (not with old scales) and cast.  Arrived:
+        # read and written as columns.
+        ("tensorwise", 2 + 2 + 1, 1 + 1),
+        ("delayed", 2 + 1, 1 + 1),
+        ("blockwise", 2 + 2 + 1, 1 + 1),
+        # Sent in 16 bits, cast both ways and cleared.
+        ("mxfp8", 0, 2 + (1 + 1) + 2),
+    ],
+)
+def test_weights_kept_in_fp8_are_cast_by_their_owners(
+    recipe: Fp8Recipe, owned: int, arrived: int
+) -> None:
+    training = make_workload(
+        precision="bf16", fp8=True, fp8_recipe=recipe, use_distributed_optimizer=True
+    ).training
+    kept = replace(training, fp8_param_gather=True)
+    none = dict.fromkeys(["weights", "gradients", "optimizer", "activations", "buffers"], 0)
+    of_layer = {**none, "gradients": 4 * PARAMS}
+    # A tenth of each layer is norms and biases.
+    few, most = PARAMS // 10, PARAMS - PARAMS // 10
+    plain = {**of_layer, "weights": 2 * PARAMS, "buffers": 2 * PARAMS}
+    in_fp8 = {**of_layer, "weights": 2 * few + most, "buffers": most}
+    moved = [
+        update_traffic_bytes(StageMemory(none, layer, 80 * 10**9), 3, StateHolders(8), own)
+        for layer, own in ((plain, replace(training, fp8=False)), (in_fp8, kept))
+    ]
+    assert moved[1] - moved[0] == 3 * most * (owned / 8 + arrived)

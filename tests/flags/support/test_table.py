@@ -96,6 +96,11 @@ def test_refused_options_are_those_that_ask_for_something() -> None:
     assert refused("tp2:2,tp1:2 @4", *fp8) == ["--fp8-recipe delayed"]
     assert refused("tp2:2,tp1:2 @4", *fp8, "--fp8-recipe", "tensorwise") == []
     assert refused("tp2:2,tp1:2 @4", "--fp8-param-gather") == []
+    flex = "--moe-token-dispatcher-type flex"
+    experts = ("--num-experts", "4", "--moe-token-dispatcher-type")
+    assert refused("tp2:2,tp1:2 @4", *experts, "flex") == [flex]
+    assert refused("tp2:2,tp1:2 @4", *experts, "alltoall") == []
+    assert refused("tp2:2,tp1:2 @4", *flex.split()) == []
     for strictness in ("log_unexpected", "log_all", "assume_ok_unexpected"):
         assert refused("tp2:2,tp1:2 @4", "--dist-ckpt-strictness", strictness) == []
     strict = "--dist-ckpt-strictness raise_all"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import dispatchers, expert_groups
+from megatron_hetero.model.training import CpCommType
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.best import StockBest
 from megatron_hetero.planner.stock.case import StockCase
@@ -54,6 +56,7 @@ def problems(draw: st.DrawFn) -> Problem:
         grouped_experts=True,
         overlap_grad_reduce=draw(st.booleans()),
         overlap_param_gather=draw(st.booleans()),
+        cp_comm_type=draw(st.sampled_from(get_args(CpCommType))),
     )
     return make_problem(cluster, workload)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -96,11 +98,13 @@ def test_network_cards_of_a_machine_carry_no_more_than_all_together(
 @pytest.mark.parametrize("groups", [None, (2, 1), (8, 1), (4, 2)])
 @pytest.mark.parametrize("order", ["tp-dp-pp", "tp-pp-dp"])
 @pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("in_fp8", [False, True])
 def test_without_latencies_both_are_equal(
-    groups: tuple[int, int] | None, order: str, width: int
+    groups: tuple[int, int] | None, order: str, width: int, in_fp8: bool
 ) -> None:
     """Rings over nodes, of the experts of one replica and of several."""
-    problem = make_problem(four_nodes(0.0), JOB)
+    training = replace(JOB.training, fp8=in_fp8, fp8_param_gather=in_fp8)
+    problem = make_problem(four_nodes(0.0), replace(JOB, training=training))
     grids = [
         grid
         for ranks in stock_ranks(problem, 100)[0]

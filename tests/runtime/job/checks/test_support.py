@@ -33,7 +33,6 @@ IN_PART = {
     "--load",
     "--log-max-attention-logit",
     "--moe-router-load-balancing-type",
-    "--moe-token-dispatcher-type",
     "--multi-latent-attention",
     "--multiple-validation-sets",
     "--no-initialization",
