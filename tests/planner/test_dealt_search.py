@@ -21,7 +21,7 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.proof.check import check_operations
-from tests.cost.builders import FREE
+from tests.cost.builders import FAST, FREE, make_cluster
 from tests.planner.test_dealt_experts import DIVIDED, many_experts, mixed
 
 JOBS = {
@@ -71,3 +71,10 @@ def _saved(job: Workload, limits: Limits, memory_gib: int) -> float:
     bound_s = estimates_of(costs, read, cost).bound_s
     assert bound_s is None or bound_s <= cost.step_time_s * (1 + 1e-12)
     return 1 - best.step_time_s / before.step_time_s
+
+
+def test_a_cluster_without_a_usable_gpu_is_said_so() -> None:
+    old = replace(FAST, peak_flops={**FAST.peak_flops, "fp8": None, "bf16": None})
+    problem = make_problem(make_cluster(("a", old, 4), limits=FREE), many_experts())
+    assert not problem.nodes
+    assert Rescorer(search(problem)).best() is None

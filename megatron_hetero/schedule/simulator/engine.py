@@ -3,7 +3,8 @@
 Any number of pipelines share named paths.  A path carries one message at a time, first come first
 served; each direction is a path of its own.  A message takes each of its paths for as long as its
 bytes take there, and is usable `latency_s` after the last.  Collectives take their paths likewise
-(`schedule.simulator.exchange`).
+(`schedule.simulator.exchange`), one after the other too.  Messages are small beside the gradients
+that travel meanwhile, and libraries share a link among both: neither slows the other down here.
 
 Stages run ahead on their own until they send; sends and collectives are taken in order of time, so
 that paths are granted as they would be.
@@ -81,7 +82,8 @@ class _EventEngine:
         """Keep every pass and message, beside the times that they lead to."""
         # Shared by all pipelines: paths, the exchange, the record.
         self.paths = Paths()
-        self.exchange = Exchange(collectives, self.paths)
+        self.exchange_paths = Paths()
+        self.exchange = Exchange(collectives, self.exchange_paths)
         self.gathers: Gathers | None = None
         """New weights that first passes wait for."""
         self.run_ = Run()
@@ -269,8 +271,9 @@ class _EventEngine:
             self._record("weight_sync", gather, start_s, end_s)
             for holder in () if gather.needed else gather.holders:
                 self.stages[holder].now_s = max(self.stages[holder].now_s, end_s)
-        for path, seconds in gathers.paths.busy_s.items():
-            self.paths.busy_s[path] += seconds
+        for taken in (self.exchange_paths, gathers.paths):
+            for path, seconds in taken.busy_s.items():
+                self.paths.busy_s[path] += seconds
 
     def _update(self, update_s: Sequence[Sequence[float]] | None) -> None:
         if update_s is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +34,11 @@ CROSSING = "tp1:5,tp1:3 @8 | tp1:5,tp1:3 @8"
 
 def crossing_plan(layout: str = CROSSING) -> Plan:
     """Two replicas whose second stages are on the other node."""
-    plan = place(layout, WORKLOAD, CLUSTER)
-    names = [["a:0", "b:0"], ["a:1", "b:1"]]
+    return on_devices(place(layout, WORKLOAD, CLUSTER), [["a:0", "b:0"], ["a:1", "b:1"]])
+
+
+def on_devices(plan: Plan, names: Sequence[Sequence[str]]) -> Plan:
+    """Each stage on a GPU of its own."""
     replicas = [
         replace(
             r, stages=tuple(replace(s, devices=(n,)) for s, n in zip(r.stages, of, strict=True))
@@ -97,3 +101,15 @@ def test_what_is_predicted_of_two_sites_is_what_is_simulated() -> None:
     assert best is not None and len(best.placement.replicas) > 1
     simulated_s = simulate_plan(bare_plan(problem, best, {}), problem.cluster).step_time_s
     assert best.step_time_s == pytest.approx(simulated_s, rel=0.01)
+
+
+def test_messages_of_passes_do_not_wait_for_gradients_on_their_way() -> None:
+    """Later stages exchange theirs while earlier ones still work."""
+    nodes = ("a", FAST, 3), ("b", FAST, 3)
+    cluster = make_cluster(*nodes, between=Link(4e8, 1e-4))
+    plan = place("tp1:3,tp1:3,tp1:2 @8 | tp1:3,tp1:2,tp1:3 @8", WORKLOAD, cluster)
+    plan = on_devices(plan, [["a:0", "b:0", "a:1"], ["b:1", "a:2", "b:2"]])
+    simulated = simulate_plan(plan, cluster)
+    first = min(begin_s for _, begin_s, _ in simulated.collectives)
+    assert first < simulated.pipelines_s
+    assert max(estimate_plan(plan, cluster).replica_times_s) == pytest.approx(simulated.pipelines_s)
