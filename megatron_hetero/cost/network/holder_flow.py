@@ -130,27 +130,33 @@ class HolderFlows:
         )
 
     def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
-        """Load the paths of an exchange from every holder to each owner."""
-        num = len(stages)
+        """Load the paths of an exchange from every holder to each owner (`optimizer_share`)."""
+        num, weights = len(stages), [stage.optimizer_share or 1 for stage in stages]
+        total = sum(weights)
         # Holders by node.
         members: dict[str, list[int]] = {}
         for place, stage in enumerate(stages):
             members.setdefault(stage.devices[0].node, []).append(place)
         fan_in = FanIn(self._cluster, [stage.devices[0] for stage in stages])
+        # What each node's holders own together, and the one with most of them.
+        owned = {node: sum(weights[place] for place in own) for node, own in members.items()}
+        most = {node: max(weights[place] for place in own) for node, own in members.items()}
         places: list[int] = []
-        ports_s: list[float] = []
+        out_s, in_s = list[float](), list[float]()
         latency_s = added_s = 0.0
         # Inside a node: each holder's port sends to and hears from all its neighbours.
         for node, own in members.items():
             if len(own) > 1:
                 link = self._cluster.node_by_name[node].link
                 latency_s = max(latency_s, link.latency_s)
-                added_s = max(added_s, adding_s(1 / num, num - 1, link))
+                added_s = max(added_s, adding_s(most[node] / total, num - 1, link))
                 largest = max(held_fraction(self._model, stages[place]) for place in own)
-                part = (len(own) - 1) / num * largest
-                port_s = transfer_s(part, link, fan_in.num_senders(node, node, link))
+                terms = link, fan_in.num_senders(node, node, link)
                 places += own
-                ports_s += [port_s] * len(own)
+                # To each neighbour what that one owns; from each what the holder itself owns.
+                for weight in (weights[place] for place in own):
+                    out_s.append(transfer_s((owned[node] - weight) / total * largest, *terms))
+                    in_s.append(transfer_s((len(own) - 1) * weight / total * largest, *terms))
         # Between nodes: one path for each ordered pair, with all messages of the pair.
         names = list(members)
         nodes = np.array([self.node_number[name] for name in names])
@@ -158,13 +164,14 @@ class HolderFlows:
         senders, receivers = np.nonzero(~np.eye(len(nodes), dtype=bool))
         classes = self._cluster.link_classes
         kinds = classes.of_pairs[nodes[senders], nodes[receivers]]
-        parts = counts[senders] * counts[receivers] / num
+        parts = counts[senders] * np.array(list(owned.values()))[receivers] / total
         paths_s = parts / classes.bytes_per_s[kinds]
         # Latency, addition and incast depend on the class of link.
         for kind in np.flatnonzero(np.bincount(kinds)).tolist():
             link = classes.links[kind]
             latency_s = max(latency_s, link.latency_s)
-            added_s = max(added_s, adding_s(1 / num, num - 1, link))
+            heaviest = max(most[names[i]] for i in set(receivers[kinds == kind].tolist()))
+            added_s = max(added_s, adding_s(heaviest / total, num - 1, link))
             if link.incast is not None:
                 for i in np.flatnonzero(kinds == kind).tolist():
                     pair = names[senders[i]], names[receivers[i]]
@@ -175,10 +182,13 @@ class HolderFlows:
             paths_s,
             np.tile(places, 2),
             np.repeat([_OUT, _IN], len(places)),
-            np.tile(ports_s, 2),
+            [*out_s, *in_s],
             latency_s,
             added_s,
-            self._nics((a.devices, b.devices, 1 / num) for a, b in permutations(stages, 2)),
+            self._nics(
+                (a.devices, b.devices, (b.optimizer_share or 1) / total)
+                for a, b in permutations(stages, 2)
+            ),
         )
 
     def by_groups(
@@ -198,7 +208,8 @@ class HolderFlows:
         """
         # Each holder is known by its first GPU.
         devices = [stage.devices[0] for stage in stages]
-        found = group_transfers(self._cluster, devices, groups, purpose, uplinks=uplinks)
+        weights = [stage.optimizer_share or 1 for stage in stages]
+        found = group_transfers(self._cluster, devices, groups, purpose, weights, uplinks)
         if found is None:
             return None
         # Between nodes: sum the transfers of each path.

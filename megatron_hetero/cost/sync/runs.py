@@ -203,7 +203,7 @@ class ExchangeRuns:
     def _like(self, stage: PlacedStage) -> int:
         """Return a number that groups of equal price share."""
         nics = self._cluster.has_nics and tuple(map(self._cluster.nic_of, stage.devices))
-        key = stage.devices[0].node, stage.cut, nics
+        key = stage.devices[0].node, stage.cut, stage.optimizer_share or 1, nics
         return self._likes.setdefault(key, len(self._likes))
 
     def _priced(

@@ -72,13 +72,16 @@ class Rungs:
 
     def sizes(self, structure: Structure) -> list[Completion]:
         """Complete the structure at the best micro-batch size, and at a second size as good; if no
-        size fits, with the optimizer's states divided by free memory."""
+        size fits, at each with the optimizer's states divided by free memory: the smaller, the more
+        equal their parts, which the exchange tells."""
         sizes = self.completer.sizes(len(structure))
         found = [one for size in sizes if (one := self.completer.complete(structure, size))]
         # Sharded layers and dealt experts have completions of their own.
         if not found and not self.completer.shards and self.completer.dealt_by is None:
             found = [one for size in sizes if (one := by_room(self.completer, structure, size))]
         found.sort(key=lambda completion: ranked(completion.quick_s))
+        if found and found[0].optimizer_shares is not None:
+            return found
         # A second size nearly as good may win once it is priced.
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 

@@ -15,6 +15,8 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.holder_flow import HolderFlow, HolderFlows
 from megatron_hetero.cost.network.ring import ring_order
 from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.schedule.exchange.taken import taken_directly
+from megatron_hetero.schedule.network import group_name
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 BETWEEN, INSIDE = Link(1e9, 1e-3), Link(100e9, 1e-6)
@@ -88,20 +90,30 @@ def test_everyone_to_everyone_by_hand() -> None:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.sampled_from(CLUSTER.devices), min_size=2, max_size=8, unique=True))
-def test_what_crosses_paths_is_what_their_holders_send(devices: list[Device]) -> None:
-    """From a node of k holders to one of m, of n in all: k m / n of the buffer."""
-    stages = [PlacedStage((device,), 4) for device in sorted(devices)]
+@given(
+    st.lists(st.sampled_from(CLUSTER.devices), min_size=2, max_size=8, unique=True),
+    st.lists(st.sampled_from([None, 1, 3]), min_size=8, max_size=8),
+)
+def test_what_crosses_paths_is_what_their_holders_send(
+    devices: list[Device], shares: list[int | None]
+) -> None:
+    """Of every holder, to every other one, the part of the buffer that the other one owns."""
+    stages = [
+        PlacedStage((device,), 4, optimizer_share=share)
+        for device, share in zip(sorted(devices), shares, strict=False)
+    ]
     found = flows().to_owners(stages)
-    counts = {name: sum(d.node == name for d in devices) for name in "abc"}
+    taken, _, _ = taken_directly(
+        CLUSTER, [s.devices[0] for s in stages], [s.optimizer_share or 1 for s in stages], 1.0
+    )
+    expected = dict(taken)
     for (here, there), seconds in loads(found).items():
-        expected = counts[here] * counts[there] / len(devices) / 1e9
-        assert seconds == pytest.approx(expected)
-    for place, seconds in zip(
-        found.places.tolist(), found.s_per_byte[found.ports].tolist(), strict=True
-    ):
-        own = counts[stages[place].devices[0].node]
-        assert seconds == pytest.approx((own - 1) / len(devices) / 100e9)
+        assert seconds == pytest.approx(expected.pop(f"{here} -> {there}"))
+    ways = found.places.tolist(), found.directions.tolist()
+    for place, way, seconds in zip(*ways, found.s_per_byte[found.ports].tolist(), strict=True):
+        port = f"{group_name(stages[place].devices)} {('out', 'in')[way]}"
+        assert seconds == pytest.approx(expected.pop(port))
+    assert not expected
 
 
 @settings(max_examples=40)
