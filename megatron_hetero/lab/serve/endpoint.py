@@ -29,6 +29,7 @@ from megatron_hetero.lab.serve.rank import ServeOptions
 from megatron_hetero.serving.route.clients import (
     BODY_BYTES,
     KEPT_ALIVE_S,
+    base_url,
     error_object,
     read_body,
     refused,
@@ -61,7 +62,7 @@ def endpoint(engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> Ca
             f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another "
             "--port"
         ) from error
-    print(f"> serving {options.name} on http://{options.host}:{options.port}/v1", flush=True)
+    print(f"> serving {options.name} on {base_url(options.host, options.port)}", flush=True)
 
     def end() -> None:
         # First the handlers, which still tell their clients, then the loop.
