@@ -55,10 +55,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     from aiohttp import web
 
-    from megatron_hetero.serving.route.clients import KEPT_ALIVE_S
+    from megatron_hetero.serving.route.clients import KEPT_ALIVE_S, base_url
     from megatron_hetero.serving.route.router import RequestRouter
 
-    output.show(f"routing on http://{arguments.host}:{arguments.port}/v1")
+    output.show(f"routing on {base_url(arguments.host, arguments.port)}")
     try:
         web.run_app(
             RequestRouter(targets).application(),

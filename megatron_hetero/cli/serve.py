@@ -15,7 +15,13 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.inventory.discovery import find_gpus
 from megatron_hetero.cluster.names import device_place
-from megatron_hetero.errors import CheckpointError, EnvironmentMismatchError, UsageError
+from megatron_hetero.errors import (
+    CheckpointError,
+    EnvironmentMismatchError,
+    FileFormatError,
+    UsageError,
+)
+from megatron_hetero.files import read_json
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.serving.fleet.file import load_serving_plan
 from megatron_hetero.serving.fleet.plan import PlannedReplica
@@ -120,6 +126,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             ServeOptions.max_sequences if sequences is None else sequences,
             arguments.step_tokens,
             arguments.answer_limit,
+            _ends_of(arguments.model),
         )
         serve_here(layout, (*described, f"--load={checkpoint}"), options, arguments.keep)
     return 0
@@ -209,11 +216,32 @@ def _tokenizer_of(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def _length_of(folder: Path) -> tuple[str, ...]:
     """Return the length of a Hugging Face model as a flag."""
-    from megatron_hetero.files import read_json
-
     config = read_json(folder / "config.json").data
     length = config.get("max_position_embeddings") or config.get("n_positions")
     return (f"--seq-length={length}",) if length else ()
+
+
+def _ends_of(model: Path) -> str:
+    """Return the tokens that end an answer, as `transformers` reads them from a folder: chats end
+    with others than the tokenizer's (Llama 3 has three).
+
+    Raises:
+        FileFormatError: they are no numbers.
+    """
+    # A file of generation wins over the model's own configuration.
+    for path in (model / "generation_config.json", model / "config.json"):
+        if not path.is_file():
+            continue
+        file = read_json(path)
+        found = file.data.get("eos_token_id") if isinstance(file.data, dict) else None
+        ends = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(type(token) is int and token >= 0 for token in ends):
+            raise FileFormatError(
+                f"{path}: eos_token_id is {str(found)[:60]}; it is a token's number, or a list"
+            )
+        if ends:
+            return ",".join(map(str, ends))
+    return ""
 
 
 def _imported(folder: Path, checkpoint: Path, output: Output) -> Path:

@@ -50,6 +50,19 @@ def test_a_folder_brings_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"--tokenizer-model={tmp_path}" in serve._tokenizer_of(given)
 
 
+def test_a_folder_says_which_tokens_end_an_answer(tmp_path: Path) -> None:
+    assert serve._ends_of(tmp_path) == ""
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    assert serve._ends_of(tmp_path) == "2"
+    # As of Llama 3: an end of text, of a message and of a turn.
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"eos_token_id": [128001, 128008, 128009]}')
+    assert serve._ends_of(tmp_path) == "128001,128008,128009"
+    file.write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(serve.FileFormatError, match="eos_token_id is </s>"):
+        serve._ends_of(tmp_path)
+
+
 @pytest.mark.parametrize(("count", "seen"), [(4, "2"), (2, None)])
 def test_a_plans_replica_takes_the_plans_gpus(
     count: int, seen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

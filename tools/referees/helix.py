@@ -179,7 +179,7 @@ class _Counted(ReplicaQueue):
         # Tokens behind each request's first one.
         given = [
             running for lane in self.lanes if lane.ends_s == now for running in lane.running
-            if lane.chunks.get(id(running)) and running.is_prefilled and running.said
+            if running.chunk and running.is_prefilled and running.said
         ]  # fmt: skip
         self.given.append((now, len(given)))
         return super().finish(now)

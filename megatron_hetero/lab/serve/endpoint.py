@@ -22,12 +22,14 @@ from megatron_hetero.lab.serve.protocol import (
     ChatRequest,
     CompletionRequest,
     chunk,
+    end_tokens,
     parse_request,
 )
 from megatron_hetero.lab.serve.rank import ServeOptions
 from megatron_hetero.serving.route.clients import (
     BODY_BYTES,
     KEPT_ALIVE_S,
+    base_url,
     error_object,
     read_body,
     refused,
@@ -60,7 +62,7 @@ def endpoint(engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> Ca
             f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another "
             "--port"
         ) from error
-    print(f"> serving {options.name} on http://{options.host}:{options.port}/v1", flush=True)
+    print(f"> serving {options.name} on {base_url(options.host, options.port)}", flush=True)
 
     def end() -> None:
         # First the handlers, which still tell their clients, then the loop.
@@ -76,6 +78,7 @@ class _Service:
 
     def __init__(self, engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> None:
         self._engine, self._tokenizer, self._options = engine, tokenizer, options
+        self._ends = end_tokens(tokenizer, options.end_tokens)
         self._counter = 0
 
     async def start(self) -> web.AppRunner:
@@ -178,8 +181,7 @@ class _Service:
     ) -> web.StreamResponse:
         """Submit a request and send what comes of it, whole or as it comes."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue[RequestEvent]()
-        ends = frozenset((int(self._tokenizer.eod),))
-        answer = AnswerText(self._tokenizer, asked.stops, len(prompt), ends)
+        answer = AnswerText(self._tokenizer, asked.stops, prompt, self._ends)
         # Completions have OpenAI's number, chats all that is left of the longest sequence.
         most = asked.max_tokens or _DEFAULT_TOKENS
         if isinstance(asked, ChatRequest):
@@ -190,13 +192,7 @@ class _Service:
         def on_event(event: RequestEvent) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        number = self._engine.submit(
-            prompt,
-            most,
-            asked.sampling,
-            ends,
-            on_event,
-        )
+        number = self._engine.submit(prompt, most, asked.sampling, self._ends, on_event)
         self._counter += 1
         form = _Form(f"cmpl-{self._counter}", self._options.name, is_chat, asked.num_logprobs)
         try:

@@ -62,6 +62,7 @@ class ServingEngine:
         self._listeners: dict[int, OnEvent] = {}
         self._lock = threading.Lock()
         self._next = 0
+        self._is_stopping = False
         self.failure: str | None = None
         """Why the replica serves no more."""
 
@@ -106,6 +107,7 @@ class ServingEngine:
 
     def stop(self) -> None:
         """End the loop; open requests end with an error."""
+        self._is_stopping = True
         self._news.put(None)
 
     def load(self) -> tuple[int, int]:
@@ -123,7 +125,10 @@ class ServingEngine:
             self._loop(channel, runner)
             channel.tell_stop()
         except BaseException as error:
-            why = f"the replica has failed: a rank is gone or does not answer ({_first(error)})"
+            # Where all ranks are told to end, others may be gone before this one has heard of it.
+            if not self._is_stopping:
+                reason = f"a rank is gone or does not answer ({_first(error)})"
+                why = f"the replica has failed: {reason}"
             raise
         finally:
             self._fail(why)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from secrets import randbits
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,9 @@ from megatron_hetero.lab.serve.batch import Drawn, Sampling
 MAX_LOGPROBS = 20
 _MAX_STOPS, _MAX_STOP = 16, 256
 """Most stops of a request, and most characters of one: each token of the answer is held to them."""
+_CONTEXT_TOKENS = 5
+"""Last tokens of a prompt that are read beside an answer's: a space before the first word, or a
+character that the prompt began, shows beside them alone."""
 _StopText = Annotated[str, Field(max_length=_MAX_STOP)]
 
 
@@ -115,6 +119,12 @@ def parse_request(body: bytes, is_chat: bool) -> CompletionRequest | ChatRequest
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}") from error
+    # JSON may name half of a character ("\\ud83d", of an emoji that was cut), which no text has.
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start : error.end])
+        raise UsageError(f"the body has {half}, half of a surrogate pair: no character") from error
     # A list or a number is JSON, but no request.
     if not isinstance(data, dict):
         raise UsageError("the body is not a JSON object")
@@ -129,21 +139,31 @@ def parse_request(body: bytes, is_chat: bool) -> CompletionRequest | ChatRequest
         raise UsageError("; ".join(faults)) from error
 
 
+def end_tokens(tokenizer: Any, more: str) -> frozenset[int]:
+    """Return the tokens that end an answer: the tokenizer's, if it has one, and `more`, numbers
+    with commas between them."""
+    own = () if tokenizer.eod is None else (int(tokenizer.eod),)
+    return frozenset((*own, *(int(token) for token in more.split(",") if token)))
+
+
 class AnswerText:
     """Text of one request, token by token.
 
     Args:
         tokenizer: Megatron's.
         stops: texts at which it ends, which it does not show.
-        num_prompt: tokens of the prompt.
+        prompt: tokens that it follows.
         ends: tokens that end it, which it does not show.
     """
 
     def __init__(
-        self, tokenizer: Any, stops: tuple[str, ...], num_prompt: int, ends: frozenset[int]
+        self, tokenizer: Any, stops: tuple[str, ...], prompt: Sequence[int], ends: frozenset[int]
     ) -> None:
         self._tokenizer, self._stops, self._ends = tokenizer, stops, ends
-        self._num_prompt = num_prompt
+        self._num_prompt = len(prompt)
+        self._before = list(prompt[-_CONTEXT_TOKENS:])
+        # A character that the prompt has only begun is a part of the answer.
+        self._num_before = len(tokenizer.detokenize(self._before).rstrip("\ufffd"))
         self.drawn: list[Drawn] = []
         self._shown = ""
         self.stopped = False
@@ -156,7 +176,8 @@ class AnswerText:
         # The token that ends an answer is not part of it.
         if not (ended == "stop" and drawn.token in self._ends):
             self.drawn.append(drawn)
-        text = self._tokenizer.detokenize([d.token for d in self.drawn])
+        text = self._tokenizer.detokenize([*self._before, *(d.token for d in self.drawn)])
+        text = text[self._num_before :]
         # A stop may begin in text that was held back, so that the search begins before its end.
         for stop in self._stops:
             at = text.find(stop, max(0, len(self._shown) - len(stop)))

@@ -44,7 +44,8 @@ from megatron_hetero.runtime.job.world import World
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Settings of a served replica: where it listens, and what it holds at once."""
+    """Settings of a served replica: where it listens, what it holds at once, and which tokens end
+    an answer beside the tokenizer's own (numbers with commas)."""
 
     host: str = "127.0.0.1"
     port: int = 8100
@@ -53,6 +54,7 @@ class ServeOptions:
     max_sequences: int = 64
     step_tokens: int = 512
     answer_limit_s: float = 60.0
+    end_tokens: str = ""
 
 
 Front = Callable[[ServingEngine, Any, ServeOptions], Callable[[], None]]

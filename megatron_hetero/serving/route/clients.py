@@ -17,6 +17,11 @@ _UNREAD_S = 60.0
 """Seconds after which a client that reads nothing of a stream is given up."""
 
 
+def base_url(host: str, port: int) -> str:
+    """Return where clients find a server; an IPv6 address stands in brackets."""
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
 def error_object(message: str, kind: str) -> dict[str, Any]:
     """Return an error as OpenAI's clients read it."""
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}

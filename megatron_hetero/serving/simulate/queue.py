@@ -35,6 +35,7 @@ class Running:
         done: tokens whose keys and values are there.
         said: tokens given out.
         cached: tokens at the front that the replica holds for the whole class.
+        chunk: tokens in the step under way.
         has_place: whether it is in a batch.
         first_s, last_s: moments of its first and its last token.
     """
@@ -46,6 +47,7 @@ class Running:
     cached: int = 0
     prompt: int = 0
     blocks: int = 0
+    chunk: int = 0
     first_s: float = inf
     last_s: float = inf
     num_preemptions: int = 0
@@ -63,7 +65,6 @@ class BatchLane:
 
     running: list[Running] = field(default_factory=list)
     ends_s: float = inf
-    chunks: dict[int, int] = field(default_factory=dict)
 
 
 class ReplicaQueue:
@@ -101,9 +102,9 @@ class ReplicaQueue:
         self.stops_after_prefill = stops_after_prefill
         # Only whole blocks of a shared prefix are kept.
         self._shared = [tokens // block_tokens * block_tokens for tokens in shared_tokens]
+        self._is_shared = any(self._shared)
         self._cached: set[int] = set()
-        self._entry_free_s = self._exit_free_s = 0.0
-        self.busy_s = 0.0
+        self.busy_s = self._entry_free_s = self._exit_free_s = 0.0
         self.num_preemptions = 0
 
     @property
@@ -164,17 +165,16 @@ class ReplicaQueue:
 
     def _fill(self, lane: BatchLane) -> StepWork:
         """Choose the tokens of a step: decodes first, then prompts under way, then new ones."""
-        # Tokens of each request in this step, by identity.
-        lane.chunks = {}
-        pairs = sampled = 0.0
         thrown_out = self.num_preemptions
         for running in list(lane.running):
             # Not one that gave its place up to one before it.
-            if running.is_prefilled and running.has_place and self._allot(lane, running, 1):
-                lane.chunks[id(running)] = 1
-        decoding = [r for r in lane.running if id(r) in lane.chunks]
+            if running.done >= running.prompt and running.has_place:
+                # Most tokens have room in the block of the one before.
+                has_room = running.done - running.cached < running.blocks * self.block
+                running.chunk = int(has_room or self._allot(lane, running, 1))
+        decoding = [r for r in lane.running if r.chunk]
         context = sum(r.done + 1 for r in decoding)
-        sampled += len(decoding)
+        pairs, sampled = 0.0, float(len(decoding))
         # Decodes have their tokens first; prompts share what is left of the budget.
         left = self.budget - len(decoding)
         for running in [r for r in lane.running if not r.is_prefilled]:
@@ -183,29 +183,31 @@ class ReplicaQueue:
                 left -= chunk
                 pairs += chunk * running.done + chunk * (chunk + 1) / 2
                 sampled += running.done + chunk >= running.prompt
-                lane.chunks[id(running)] = chunk
+                running.chunk = chunk
         # New requests in the order of arrival: one that does not fit holds up those behind it.
         is_full = self.num_preemptions > thrown_out
+        promised = self._promised_blocks() if self.waiting else 0
         while left > 0 and self.waiting and self._has_place() and not is_full:
             running = self.waiting[0]
             cached = self._cached_tokens(running)
             chunk = min(left, running.prompt - max(running.done, cached))
             # All of the prompt that the shared prefix does not cover has to have room.
             needed = -(-(running.prompt - cached) // self.block)
-            if not self._has_room(needed + self._promised_blocks(), running):
+            if not self._has_room(needed + promised, running):
                 break
             self.waiting.popleft()
             running.cached, running.done = cached, max(running.done, cached)
             running.has_place = True
             lane.running.append(running)
             self._allot(lane, running, chunk)
+            promised += needed - running.blocks
             left -= chunk
             # Pairs of attention: with tokens before the chunk, and inside of it.
             pairs += chunk * running.done + chunk * (chunk + 1) / 2
             sampled += running.done + chunk >= running.prompt
-            lane.chunks[id(running)] = chunk
-        tokens = sum(lane.chunks.values())
-        return StepWork(float(tokens), sampled, pairs, float(context))
+            running.chunk = chunk
+        tokens = float(sum(r.chunk for r in lane.running))
+        return StepWork(tokens, sampled, pairs, float(context))
 
     def _promised_blocks(self) -> int:
         """Return the blocks that prompts under way have still to fill."""
@@ -253,7 +255,7 @@ class ReplicaQueue:
     def _preempt(self, lane: BatchLane, running: Running) -> None:
         lane.running.remove(running)
         running.has_place = False
-        lane.chunks.pop(id(running), None)
+        running.chunk = 0
         self.release(running)
         # Tokens given out are computed again, as a part of the prompt.
         running.prompt = running.request.input_tokens + running.said
@@ -265,12 +267,13 @@ class ReplicaQueue:
     def _end_step(self, lane: BatchLane, now: float) -> list[Running]:
         left: list[Running] = []
         for running in lane.running:
-            chunk = lane.chunks.get(id(running), 0)
+            chunk, running.chunk = running.chunk, 0
             running.done += chunk
-            if not chunk or not running.is_prefilled:
+            if not chunk or running.done < running.prompt:
                 continue
             # The prompt is complete: its front can serve the class.
-            self._keep_prefix(running)
+            if self._is_shared:
+                self._keep_prefix(running)
             if self.stops_after_prefill:
                 left.append(running)  # its blocks stay until they are handed over
                 continue
@@ -283,12 +286,10 @@ class ReplicaQueue:
         if left:
             gone = {id(running) for running in left}
             lane.running = [r for r in lane.running if id(r) not in gone]
-        lane.chunks = {}
         return left
 
     def _keep_prefix(self, running: Running) -> None:
-        """Keep the shared prefix of a class's prompts, so that later requests need not compute the
-        prefix."""
+        """Keep the shared prefix of a class's prompts, which later requests need not compute."""
         kind = running.request.class_index
         if kind in self._cached or kind >= len(self._shared) or not self._shared[kind]:
             return

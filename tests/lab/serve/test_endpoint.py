@@ -70,7 +70,8 @@ def _expected(folder: Path) -> list[str]:
         tokens = answer["tokens"]
         if eod in tokens:
             tokens = tokens[: tokens.index(eod)]
-        texts.append(" ".join(map(str, tokens)))
+        # The space is between the prompt's last number and the first one.
+        texts.append("".join(f" {token}" for token in tokens))
     return texts
 
 

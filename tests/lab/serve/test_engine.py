@@ -24,7 +24,7 @@ from megatron_hetero.lab.serve.batch import (
     drawn_to_bytes,
 )
 from megatron_hetero.lab.serve.engine import RequestEvent, ServingEngine
-from megatron_hetero.lab.serve.protocol import AnswerText, parse_request
+from megatron_hetero.lab.serve.protocol import AnswerText, end_tokens, parse_request
 from megatron_hetero.lab.serve.sampling import draw_token
 from megatron_hetero.lab.serve.scheduler import Capacity, Scheduler
 
@@ -139,10 +139,21 @@ class _Stages:
     def run(self, step: Step) -> None: ...
 
 
-def test_a_request_starts_while_the_tokens_of_another_one_are_awaited() -> None:
-    engine, stages = ServingEngine(Capacity(1024, 4, 8, 40, 2, 1)), _Stages()
-    events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
-    errors = []
+class _Late:
+    """News in which the word to stop is late."""
+
+    def __init__(self, news: queue.SimpleQueue[Any]) -> None:
+        self._news = news
+        self.get, self.get_nowait = news.get, news.get_nowait
+
+    def put(self, item: Any) -> None:
+        if item is not None:
+            self._news.put(item)
+
+
+def _started(engine: ServingEngine, stages: _Stages) -> tuple[threading.Thread, list[Exception]]:
+    """Run an engine on a thread of its own; return the thread, and what it ends with."""
+    errors: list[Exception] = []
 
     def run() -> None:
         try:
@@ -152,6 +163,27 @@ def test_a_request_starts_while_the_tokens_of_another_one_are_awaited() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
+    return thread, errors
+
+
+def test_ranks_that_end_together_stop_and_have_not_failed() -> None:
+    engine, stages = ServingEngine(Capacity(1024, 4, 8, 40, 2, 1)), _Stages()
+    engine._news = _Late(engine._news)  # type: ignore[assignment]
+    events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
+    thread, _ = _started(engine, stages)
+    engine.submit([1, 2], 1, Sampling(), frozenset(), events.put)
+    stages.steps.get(timeout=5)
+    # Another rank is gone, and that is read before the word to stop.
+    engine.stop()
+    stages.give(RuntimeError("connection closed"))
+    assert events.get(timeout=5).error == "the server is stopping"
+    thread.join(5)
+
+
+def test_a_request_starts_while_the_tokens_of_another_one_are_awaited() -> None:
+    engine, stages = ServingEngine(Capacity(1024, 4, 8, 40, 2, 1)), _Stages()
+    events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
+    thread, errors = _started(engine, stages)
     engine.submit([1, 2], 1, Sampling(), frozenset(), events.put)
     (first,) = stages.steps.get(timeout=5).segments
     # Its stage is free, and nothing has come of it yet.
@@ -198,6 +230,7 @@ def test_draws_follow_the_distribution_and_its_cuts() -> None:
         (b'{"model": "m", "prompt": "1", "max_tokens": 0}', "max_tokens"),
         (b'{"model": "m", "prompt": "1", "best": 1}', "best"),
         (b'{"model": "m", "prompt": ["a", "b"]}', "prompt"),
+        (b'{"model": "m", "prompt": "cut \\ud83d"}', "half of a surrogate pair"),
     ],
 )
 def test_a_hostile_body_is_refused_by_name(body: bytes, said: str) -> None:
@@ -216,7 +249,7 @@ class _Letters:
 
 def test_an_answer_shows_whole_characters_and_no_stop() -> None:
     text = "a€b STOP never"
-    answer = AnswerText(_Letters(), ("STOP",), 3, frozenset())
+    answer = AnswerText(_Letters(), ("STOP",), [1, 2, 3], frozenset())
     shown = []
     for token in text.encode():
         shown.append(answer.add(Drawn(token, 0.0), None))
@@ -225,3 +258,32 @@ def test_an_answer_shows_whole_characters_and_no_stop() -> None:
     assert "".join(shown) == "a€b "
     assert "\ufffd" not in json.dumps(shown)
     assert answer.usage()["prompt_tokens"] == 3
+
+
+class _Pieces:
+    """A tokenizer whose pieces have the space before a word, which is lost in front (as of Llama 2,
+    Mistral, Gemma)."""
+
+    vocab_size, eod = 4, None
+    pieces = "▁the", "▁fox", "es", "▁run"
+
+    def detokenize(self, tokens: list[int]) -> str:
+        text = "".join(self.pieces[t] for t in tokens).replace("▁", " ")
+        return text.removeprefix(" ")
+
+
+def test_an_answer_continues_its_prompt() -> None:
+    # "the" + " fox" + "es" + " run", not "thefoxes run".
+    answer = AnswerText(_Pieces(), (), [0], end_tokens(_Pieces(), ""))
+    assert [answer.add(Drawn(token, 0.0), None) for token in (1, 2, 3)] == [" fox", "es", " run"]
+    # A character that the prompt began, byte by byte.
+    euro = "€".encode()
+    answer = AnswerText(_Letters(), (), list(b"a" + euro[:1]), frozenset())
+    assert [answer.add(Drawn(token, 0.0), None) for token in euro[1:]] == ["", "€"]
+
+
+def test_ends_of_an_answer_are_the_tokenizers_and_the_models() -> None:
+    tokenizer = _Pieces()
+    assert end_tokens(tokenizer, "") == frozenset()
+    tokenizer.eod = 3  # type: ignore[assignment]
+    assert end_tokens(tokenizer, "1,2") == {1, 2, 3}

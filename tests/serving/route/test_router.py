@@ -12,7 +12,7 @@ aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from aiohttp.test_utils import TestClient, TestServer  # noqa: E402
 
-from megatron_hetero.serving.route.clients import send_part  # noqa: E402
+from megatron_hetero.serving.route.clients import base_url, send_part  # noqa: E402
 from megatron_hetero.serving.route.router import CLASS_HEADER, RequestRouter  # noqa: E402
 from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica  # noqa: E402
 
@@ -182,3 +182,8 @@ def test_a_body_that_is_too_long_is_refused_in_openais_form() -> None:
 
     status, data = asyncio.run(run())
     assert status == 413 and "bytes" in data["error"]["message"]
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert base_url("::1", 8000) == "http://[::1]:8000/v1"
+    assert base_url("node-0", 8000) == "http://node-0:8000/v1"
