@@ -57,6 +57,8 @@ def stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:
         return stock
     if board.nearest_stock is not None:
         raise limits_error(problem, board.nearest_stock, "plan of stock Megatron")
+    if not problem.nodes:
+        raise infeasible_error(problem, board)
     miss = board.out_of_memory.nearest_stock
     if miss is None:
         raise InfeasiblePlanError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.objective import Objective
@@ -95,3 +96,12 @@ def test_where_the_search_of_the_plug_in_finds_no_stock_plan_that_of_stock_is_as
     large = replace(workload, training=training, megatron_args=flags)
     plan = plan_cluster(cluster, large, objective=STOCK_ONLY)
     assert is_stock(plan) and common_micro_batch_size(plan) < 32
+
+
+@pytest.mark.parametrize("strategy", ["auto", "stock"])
+def test_stock_says_so_if_no_card_runs_the_precision(tmp_path, strategy: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("{version: 1, nodes: [{name: old, gpu: T4, count: 1}]}")
+    workload = load_workload(None, FLAGS.replace("--fp16", "--bf16").split())
+    with pytest.raises(InfeasiblePlanError, match="no GPU of the cluster can be used"):
+        plan_and_explain(load_cluster(path), workload, strategy=strategy, objective=STOCK_ONLY)

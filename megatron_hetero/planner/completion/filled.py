@@ -191,7 +191,9 @@ def shares(num_sequences: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...
     if len({one.size for one in filled}) > 1:
         return _shares_of_unlike(num_sequences, filled)
     # Equal sizes: micro-batches are to be divided.
-    total = num_sequences // filled[0].size
+    total, left_over = divmod(num_sequences, filled[0].size)
+    if left_over or total < len(filled):
+        return None
     if len(filled) == 1:
         one = filled[0]
         return (total,), one.fill_s + (total - 1) * one.period_s

@@ -13,7 +13,7 @@ from megatron_hetero.cost.memory.holdings import (
     overlap_bytes,
     parts_of_placement,
 )
-from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.rounding import ROUNDING, at_most
@@ -85,15 +85,28 @@ def _assign(table: Sequence[Sequence[float]]) -> list[int]:
 
 def _renamed(placement: Placement, devices: Mapping[Device, Device]) -> Placement:
     """Return other devices in the same places."""
-    return Placement(
-        tuple(
-            replace(
-                replica,
-                stages=tuple(
-                    replace(stage, devices=tuple(devices[d] for d in stage.devices))
-                    for stage in replica.stages
-                ),
-            )
-            for replica in placement.replicas
-        )
+    return replace(placement, replicas=_renamed_replicas(placement.replicas, devices))
+
+
+def _renamed_replicas(
+    replicas: Sequence[PlacedReplica], devices: Mapping[Device, Device]
+) -> tuple[PlacedReplica, ...]:
+    return tuple(
+        replace(replica, stages=tuple(_renamed_stage(stage, devices) for stage in replica.stages))
+        for replica in replicas
+    )
+
+
+def _renamed_stage(stage: PlacedStage, devices: Mapping[Device, Device]) -> PlacedStage:
+    # What follows from all replicas names devices as well.
+    experts, sharding = stage.experts, stage.sharding
+    if experts is not None:
+        experts = replace(experts, devices=tuple(devices[d] for d in experts.devices))
+    if sharding is not None:
+        sharding = replace(sharding, replicas=_renamed_replicas(sharding.replicas, devices))
+    return replace(
+        stage,
+        devices=tuple(devices[d] for d in stage.devices),
+        experts=experts,
+        sharding=sharding,
     )

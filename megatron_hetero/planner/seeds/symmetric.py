@@ -133,12 +133,14 @@ def _ranked(problem: Problem) -> Iterator[_EqualGrid]:
 def node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
     """Yield the nodes of each GPU type; then (where there are several types) all nodes, those of
     one site and type together, in `some_orders` of such groups."""
-    types = sorted({node.gpu_type.name for node in problem.nodes})
+    # The largest nodes first: a grid that needs few GPUs lies on few nodes, whatever their names.
+    nodes = sorted(problem.nodes, key=lambda n: (n.site, -len(problem.gpus[n.name]), n.name))
+    types = sorted({node.gpu_type.name for node in nodes})
     for name in types:
-        yield [node for node in problem.nodes if node.gpu_type.name == name]
+        yield [node for node in nodes if node.gpu_type.name == name]
     if len(types) == 1:
         return
-    nodes = sorted(problem.nodes, key=lambda n: (*_site_and_type(n), n.name))
+    nodes.sort(key=_site_and_type)
     groups = [list(group) for _, group in groupby(nodes, key=_site_and_type)]
     for order in some_orders(groups):
         yield [node for group in order for node in group]

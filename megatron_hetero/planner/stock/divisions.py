@@ -59,8 +59,8 @@ def divisions_in_time(case: _Divided, below_s: float, few: int) -> tuple[Divisio
             low_s, high_s = (middle_s, high_s) if is_few else (low_s, middle_s)
         below_s = low_s if number(low_s) else high_s
         is_all = False
-    stages = stage_divisions(case.num_layers, case.stage_layers(below_s))
-    ways = [in_chunks(stages[: 4 * most], chunks) for chunks in case.chunks_of_stages()]
+    stages = stage_divisions(case.num_layers, case.stage_layers(below_s), 4 * most)
+    ways = [in_chunks(stages, chunks) for chunks in case.chunks_of_stages()]
     return np.unique(np.concatenate(ways), axis=0) if len(ways) > 1 else ways[0], is_all
 
 
@@ -76,25 +76,32 @@ def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> in
     return int(ways[num_layers])
 
 
-def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisions:
-    """Return every way to give each stage an allowed number of layers, `num_layers` in all.
+def stage_divisions(
+    num_layers: int, allowed: Sequence[Sequence[int]], most: int | None = None
+) -> Divisions:
+    """Return the ways to give each stage an allowed number of layers, `num_layers` in all: every
+    one, or the first `most` where there are more.
 
     Returns:
         Shape [division, stage].
     """
+    # completes[stage][n]: whether this and all later stages can have n layers together.
+    completes = [np.arange(num_layers + 1) == 0]
+    for counts in reversed(allowed):
+        reached = np.zeros(num_layers + 1, dtype=np.bool_)
+        for count in counts:
+            reached[count:] |= completes[-1][: max(num_layers + 1 - count, 0)]
+        completes.append(reached)
+    completes.reverse()
     rows = np.zeros((1, 0), dtype=np.int64)
-    # Least and most layers of this and all later stages.
-    least = np.cumsum([min(counts, default=0) for counts in allowed][::-1])[::-1]
-    most = np.cumsum([max(counts, default=0) for counts in allowed][::-1])[::-1]
     for stage, counts in enumerate(allowed):
         choices = np.array(sorted(counts), dtype=np.int64)
         # [division so far, stage]: each row once for each choice.
         rows = np.column_stack([np.repeat(rows, len(choices), axis=0), np.tile(choices, len(rows))])
         left = num_layers - rows.sum(axis=1)
-        is_last = stage + 1 == len(allowed)
-        # Rows that later stages cannot complete leave at once, which keeps the table small.
-        low, high = (0, 0) if is_last else (least[stage + 1], most[stage + 1])
-        rows = rows[(low <= left) & (left <= high)]
+        # Rows that later stages cannot complete leave at once, and so do those behind the first
+        # that are wanted: each row left is the start of a division, which keeps the table small.
+        rows = rows[(left >= 0) & completes[stage + 1][np.maximum(left, 0)]][:most]
     return rows
 
 

@@ -17,8 +17,9 @@ from megatron_hetero.planner.stock.grids import StockRanks
 from megatron_hetero.planner.units import Unit
 
 MAX_ORDERS = 20_000
-"""Orders of nodes and amounts that are tried.  Beyond the limit every node gives all GPUs, and
-where the orders of whole nodes are too many as well, nodes of a kind come one after the other."""
+"""Orders of nodes and amounts that are tried.  Beyond the limit every node gives all GPUs, or as
+many of the last ones as make a power of two; and where the orders of whole nodes are too many as
+well, nodes of a kind come one after the other."""
 _MAX_KINDS = 4
 """Kinds of nodes whose orders are all looked at where there are too many of the nodes'."""
 _MAX_ORDERED_KINDS = 6
@@ -47,13 +48,14 @@ def stock_ranks(
                 orders = _orders(givers, [[n] for n in most])
             else:
                 orders = _whole_orders(givers, width)
+            orders = _once(_with_rounded(orders))
         # One object for each group, however many orders it is in.
         of_nodes = {
             (id(kind), index): equal_units(problem, node, width)
             for kind in givers
             for index, node in enumerate(kind.nodes)
         }
-        for order in _in_machines(orders) if has_islands else orders:
+        for order in _once(map(_in_machines, orders)) if has_islands else orders:
             units: list[Unit] = []
             of_kinds: list[int] = []
             for kind, index, amount in order:
@@ -73,15 +75,33 @@ def by_machine[T](items: Iterable[T], node_of: Callable[[T], Node]) -> tuple[T, 
     return tuple(item for own in found.values() for item in own)
 
 
-def _in_machines(orders: Iterable[_Order]) -> Iterator[_Order]:
-    """Yield each order `by_machine`, once."""
+def _in_machines(order: _Order) -> _Order:
+    """Return an order `by_machine`."""
+    return by_machine(order, lambda entry: entry[0].nodes[entry[1]])
+
+
+def _once(orders: Iterable[_Order]) -> Iterator[_Order]:
+    """Yield each order once."""
     seen = set()
-    for given in orders:
-        order = by_machine(given, lambda entry: entry[0].nodes[entry[1]])
+    for order in orders:
         key = tuple((id(kind), index, amount) for kind, index, amount in order)
         if key not in seen:
             seen.add(key)
             yield order
+
+
+def _with_rounded(orders: Iterable[_Order]) -> Iterator[_Order]:
+    """Yield each order, and its first groups up to the largest power of two: few grids divide nodes
+    of 3, 5 or 7 GPUs, and fewer a batch."""
+    for order in orders:
+        yield order
+        left = 1 << sum(amount for _, _, amount in order).bit_length() - 1
+        taken = []
+        for kind, index, amount in order:
+            if left:
+                taken.append((kind, index, min(amount, left)))
+                left -= taken[-1][2]
+        yield tuple(taken)
 
 
 def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
@@ -142,10 +162,9 @@ def _num_orders(kinds: Sequence[Kind], amounts: Sequence[int]) -> int:
 def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
     """Yield orders of whole nodes, kind after kind: of every selection in `_selections` all nodes,
     and the largest power of two."""
-    seen = set()
     for chosen in _selections(kinds):
         for is_round in (False, True):
-            order = tuple(
+            yield tuple(
                 (kind, index, kind.num_gpus // width)
                 for kind in chosen
                 # All nodes, or the largest power of two of them.
@@ -153,10 +172,6 @@ def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
                     1 << len(kind.nodes).bit_length() - 1 if is_round else len(kind.nodes)
                 )
             )
-            key = tuple((id(kind), index) for kind, index, _ in order)
-            if key not in seen:
-                seen.add(key)
-                yield order
 
 
 def _selections(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, ...]]:

@@ -84,8 +84,8 @@ def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> Stoc
         workload = replace(problem.workload, training=in_one_precision(training))
         profile, objective = problem.costs.profile, problem.objective
         problem = make_problem(problem.cluster, workload, profile, objective=objective)
-        if not problem.nodes:
-            return None
+    if not problem.nodes:
+        return None
     return _StockSearch(problem, limits or StockLimits()).run()
 
 

@@ -76,6 +76,14 @@ def test_unlike_sizes_make_up_the_batch_or_there_is_no_share() -> None:
     assert shares(4, [four, two]) is None  # not even one each
 
 
+def test_equal_sizes_make_up_the_batch_or_there_is_no_share() -> None:
+    three = of_size(3)
+    assert shares(15, [three, three]) in (((3, 2), 3.0), ((2, 3), 3.0))
+    assert shares(16, [three]) is None  # one sequence would be left over
+    assert shares(16, [three, three]) is None
+    assert shares(3, [three, three]) is None  # not even one each
+
+
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda own: len(set(own)) > 1),
     total=st.integers(1, 16),

@@ -12,7 +12,7 @@ from megatron_hetero.planner.stock.by_hand import plans_by_hand
 from megatron_hetero.planner.stock.orders import stock_ranks
 from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.schedule.stock import reasons_not_stock
-from tests.cost.builders import make_workload
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 BOX_AMONG_OTHERS = """
 version: 1
@@ -47,3 +47,15 @@ def test_cards_of_a_machine_have_consecutive_ranks_whatever_their_types(tmp_path
     for plan in (found.plan, *found.others, *plans):
         validate_plan(plan, problem.cluster)
         assert reasons_not_stock(plan) == ()
+
+
+def test_of_odd_nodes_a_power_of_two_is_tried_too() -> None:
+    cluster = make_cluster(("a", FAST, 6), ("b", FAST, 3), ("c", SLOW, 1), ("d", SLOW, 2))
+    problem = make_problem(cluster, make_workload(num_layers=8, global_batch_size=16))
+    ranks, is_complete = stock_ranks(problem, 100)
+    assert not is_complete
+    orders = [[unit.node for unit in of.units] for of in ranks if of.width == 1]
+    # Whole nodes, and the first GPUs of them up to the largest power of two.
+    assert ["a"] * 6 in orders and ["a"] * 4 in orders
+    assert ["a"] * 6 + ["b"] * 3 in orders and ["a"] * 6 + ["b"] * 2 in orders
+    assert len(orders) == len({tuple(order) for order in orders})

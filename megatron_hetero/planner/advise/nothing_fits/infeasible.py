@@ -259,8 +259,9 @@ def _shortage(problem: Problem, miss: Candidate | None) -> str:
     # Not one attempt was priced: no GPU, or no arrangement.
     if miss is None:
         if not problem.nodes:
+            precision = "fp8" if training.fp8 else training.precision
             return (
-                f"No plan fits: no GPU of the cluster can be used (in {training.precision}, "
+                f"No plan fits: no GPU of the cluster can be used (in {precision}, "
                 "under its limits)."
             )
         return (
