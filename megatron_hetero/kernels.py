@@ -58,7 +58,7 @@ class Kernels(Protocol):
         /,
     ) -> None:
         """Write when each stage's last computation or message ends, for many divisions of the
-        layers (`schedule.simulator.relaxed.RelaxedRun.stage_ends_s`)."""
+        layers (`schedule.simulator.relaxed.RelaxedRun.spans_s`)."""
 
     def least_of_rests(
         self, least: Buffer, rests_s: Buffer, rows: Buffer, add_s: Buffer, floor_s: Buffer, /

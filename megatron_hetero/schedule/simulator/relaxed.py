@@ -46,7 +46,7 @@ _COMPUTE, _SEND, _ASK, _ARRIVE, _AGREE = range(5)
 is there; a sender waits until its receiver has come to the message."""
 
 # A step is four numbers: its kind, the stage, and two more: of a computation its row of seconds
-# (`RelaxedRun.stage_ends_s`) and 0, of a send its channel (a sender and a receiver) and its
+# (`RelaxedRun.spans_s`) and 0, of a send its channel (a sender and a receiver) and its
 # message, else its message and 0.
 
 
@@ -65,16 +65,6 @@ class RelaxedRun:
         self._flat = array("i", order.steps())
         self._num_messages = order.num_messages + schedule.num_stages
         self._boundaries = order.boundaries
-
-    def stage_ends_s(
-        self,
-        times: Sequence[Sequence[ChunkSeconds]],
-        forward: Sequence[BoundarySeconds],
-        backward: Sequence[BoundarySeconds],
-    ) -> NDArray[np.float64]:
-        """Return the end of each stage's last computation or message, [stage, division].  See
-        `spans_s`."""
-        return self.spans_s(times, forward, backward)[1]
 
     def spans_s(
         self,

@@ -31,7 +31,7 @@ def test_buffered_sends_take_the_seconds_of_1f1b() -> None:
               np.array([d[s].backward_s for d in divisions]))]
             for s in range(n)
         ]  # fmt: skip
-        found = RelaxedRun(one_f_one_b(n, m), "buffered").stage_ends_s(times, there, back)
+        begins, found = RelaxedRun(one_f_one_b(n, m), "buffered").spans_s(times, there, back)
         there_s, back_s = (
             [BoundaryTime(serialisation_s=busy, latency_s=latency) for busy, latency in of]
             for of in (there, back)
@@ -41,6 +41,9 @@ def test_buffered_sends_take_the_seconds_of_1f1b() -> None:
             ends = np.array(stage_ends_s(stages, there_s, back_s, m))
             assert found[0, k] == pytest.approx(ends[0], rel=1e-12)
             assert (found[:, k] >= ends * (1 - 1e-12)).all()
+            # Gradients: the first stage's within its last backward pass, the others' behind it.
+            wanted = [ends[0] - stages[0].backward_s, *ends[1:]]
+            assert begins[:, k] == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_stages_that_share_no_path_end_as_simulated(sends: SendMode, chunks: int
             for ends in (pairs, [(b, a) for a, b in pairs])
         ]
         run = run_step([Pipeline(order, times, crossings[0], crossings[1], sends)])
-        found = RelaxedRun(order, sends).stage_ends_s(
+        _, found = RelaxedRun(order, sends).spans_s(
             [
                 [(np.array([c.forward_s]), np.array([c.backward_input_s])) for c in own]
                 for own in times
