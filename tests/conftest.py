@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 
 import hypothesis
@@ -18,6 +19,10 @@ hypothesis.settings.load_profile("same")
 # Tests train with local layers: Megatron looks for Transformer Engine once, when it is imported.
 # Tests with its layers have processes of their own (`tests/runtime/transformer_engine`).
 sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
+
+# A run in the background ignores Ctrl-C, and so would all that it starts: tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = ("test_examples.py", "test_pages.py")
 """Begun first, or one core would work on them alone at the end."""
