@@ -225,14 +225,19 @@ def stage_params(
     return params
 
 
+def _last_layer(model: ModelSpec, share: TensorShare) -> tuple[ModelSpec, TensorShare]:
+    """Return the kind of the model's last layer, which the layers that predict further tokens are
+    of."""
+    last = model.num_layers - 1
+    own = share.of_kind(model.kind_of(last)) if model.kinds else share
+    return model.of_layer(last), own
+
+
 def further_params(model: ModelSpec, share: TensorShare) -> int:
     """Count the parameters of the layers that predict further tokens, without embeddings."""
     if not model.mtp_num_layers:
         return 0
-    # Such a layer is of the kind of the model's last layer.
-    last = model.num_layers - 1
-    own = share.of_kind(model.kind_of(last)) if model.kinds else share
-    layer = layer_params(model.of_layer(last), own)
+    layer = layer_params(*_last_layer(model, share))
     # Norms of the embedding, of the hidden states, and after the layer.
     norms = 3 * model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
     return model.mtp_num_layers * (layer + norms + joining_params(model) // share.width)
@@ -248,7 +253,5 @@ def further_matrix_params(model: ModelSpec, share: TensorShare) -> int:
     """Count the elements of the matrices of the layers that predict further tokens."""
     if not model.mtp_num_layers:
         return 0
-    last = model.num_layers - 1
-    own = share.of_kind(model.kind_of(last)) if model.kinds else share
-    layer = matrix_params(model.of_layer(last), own)
+    layer = matrix_params(*_last_layer(model, share))
     return model.mtp_num_layers * (layer + joining_params(model) // share.width)

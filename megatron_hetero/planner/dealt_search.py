@@ -36,9 +36,6 @@ class DealtSearch:
         costs = problem.costs
         if not (problem.is_by_time and costs.has_launch_counts and deals_experts(costs)):
             return
-        # Where no GPU can be used there is nothing to deal over.
-        if not problem.nodes:
-            return
         found = dispatchers(costs)
         for dispatcher in found:
             best = _Dealt(board, dispatcher, len(found)).best()

@@ -94,7 +94,9 @@ def search(
     chosen = [*(default_strategies() if strategies is None else strategies), ShardedSearch()]
     try:
         with no_collector():
-            _run(board, chosen)
+            # Without a GPU that can be used there is nothing to search.
+            if problem.nodes:
+                _run(board, chosen)
     except KeyboardInterrupt:
         if board.best is None:
             raise

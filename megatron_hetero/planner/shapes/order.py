@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import permutations
 
 from megatron_hetero.planner.completion.own_flags import OwnFlags
@@ -24,7 +25,6 @@ class Orderer:
         self.problem = own_flags.problem
         self.own_flags = own_flags
         self._orders: dict[tuple[tuple[Unit, ...], int], Chain | None] = {}
-        self._from_nearest: dict[str, list[str]] = {}
 
     def best(self, units: Iterable[Unit], num_replicas: int) -> Chain | None:
         """Return the best order for one of `num_replicas` replicas; None if the limits allow
@@ -64,31 +64,24 @@ class Orderer:
     def _near_orders(self, names: list[str]) -> Iterator[tuple[str, ...]]:
         """Yield memory-large first, memory-small first, and from every node to the nearest next
         one."""
-        by_memory = self._by_memory(names)
+        nodes, links = self.problem.cluster.node_by_name, self.problem.cluster.node_links
+        by_memory = sorted(names, key=lambda n: (-nodes[n].gpu_type.memory_bytes, nodes[n].site, n))
         yield tuple(by_memory)
         yield tuple(reversed(by_memory))
+        bytes_sent = self.problem.costs.activation_bytes
+
+        def time_s(here: str, name: str) -> float:
+            link = links[here, name]
+            return link.latency_s + bytes_sent / link.bytes_per_s
+
+        # From each node the others, the nearest first; ties: larger memory first.
+        nearest = {
+            here: sorted((n for n in by_memory if n != here), key=partial(time_s, here))
+            for here in names
+        }
         for start in names:
             order, left = [start], {*names} - {start}
             while left:
-                nearest = next(name for name in self._nearest_to(order[-1]) if name in left)
-                order.append(nearest)
-                left.remove(nearest)
+                order.append(next(name for name in nearest[order[-1]] if name in left))
+                left.remove(order[-1])
             yield tuple(order)
-
-    def _by_memory(self, names: Iterable[str]) -> list[str]:
-        nodes = self.problem.cluster.node_by_name
-        return sorted(names, key=lambda n: (-nodes[n].gpu_type.memory_bytes, nodes[n].site, n))
-
-    def _nearest_to(self, here: str) -> list[str]:
-        """Return all other nodes, those first to which an activation travels fastest, and of these
-        the larger memory."""
-        if here not in self._from_nearest:
-            bytes_sent, links = self.problem.costs.activation_bytes, self.problem.cluster.node_links
-
-            def time_s(name: str) -> float:
-                link = links[here, name]
-                return link.latency_s + bytes_sent / link.bytes_per_s
-
-            others = (node.name for node in self.problem.nodes if node.name != here)
-            self._from_nearest[here] = sorted(self._by_memory(others), key=time_s)
-        return self._from_nearest[here]

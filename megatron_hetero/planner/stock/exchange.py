@@ -126,11 +126,10 @@ def _priced(
     grid: StockGrid, costs: CostModel, rows: int, expert_groups: tuple[int, int] | None
 ) -> ExchangeLines:
     training, model = costs.workload.training, costs.workload.model
-    waits, num_stages = training.stock_waits, grid.num_stages
-    nothing: list[Line] = [(0.0, 0.0)] * num_stages
+    nothing: list[Line] = [(0.0, 0.0)] * grid.num_stages
     # A single replica exchanges nothing but copies of the words.
     is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
-    if is_alone and not (model.copies_words and waits):
+    if not training.stock_waits or (is_alone and not model.copies_words):
         return ExchangeLines(nothing, nothing)
 
     like = _first_likes(grid, costs.cluster)
@@ -146,8 +145,6 @@ def _priced(
     one = collectives(1)
     # A collective over several stages is that of a tied embedding.
     tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
-    if not waits:
-        return ExchangeLines(nothing, nothing)
     found: list[list[Line]] = []
     shared: list[list[Shared]] = []
     for of_one, of_two in zip(one, collectives(2), strict=True):
