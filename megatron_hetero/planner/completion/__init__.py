@@ -8,6 +8,7 @@ filled            the stages of one replica, or of all, completed
 tuner             layers and launch counts by the recurrence
 own_flags         single replicas as the job's flags say, for seeds and repairs
 stage_options     the fastest option of a stage for each number of layers
+stage_places      stages without their layers, and which are alike
 stage_lines       seconds and bytes of a stage as straight lines
 optimizer_shares  shares of the optimizer's states by free memory
 dealt             experts over alike replicas, and blocks that do the same micro-batches

@@ -12,7 +12,7 @@ from megatron_hetero.planner.completion.dealt import dealt_over_replicas
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.pipelines import PipelineCompleter
 from megatron_hetero.planner.completion.sharded import ShardedOptions
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.completion.tables import Tables
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.division.layers import minimax

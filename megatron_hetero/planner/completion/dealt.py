@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from megatron_hetero.plan.sharding.expert_groups import stages_in_group
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.stage_lines import StageOption
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.units import Chain, Structure
 

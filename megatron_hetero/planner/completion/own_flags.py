@@ -11,7 +11,7 @@ from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.completion.tables import Tables
 from megatron_hetero.planner.division.layers import split_layers
 from megatron_hetero.planner.problem import Problem

@@ -13,7 +13,8 @@ from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.like_chains import LikeChains
 from megatron_hetero.planner.completion.stage_lines import StageOption
-from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_options import StageOptions
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.completion.tables import Key, Option, Options, Tables, holders_of
 from megatron_hetero.planner.division.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.division.layers import minimax

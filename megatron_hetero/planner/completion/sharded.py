@@ -22,7 +22,8 @@ from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.sync.sharded import waits_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.stage_lines import StageOption
-from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_options import StageOptions
+from megatron_hetero.planner.completion.stage_places import StagePlace
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -11,22 +11,17 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 
-from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.choices import (
     deals_experts,
     deals_unlike,
     expert_groups,
     recomputes,
 )
-from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.stage import StageMemory
-from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.seconds import slowest_link
-from megatron_hetero.cost.placement import PlacedExperts, PlacedStage, Recompute
-from megatron_hetero.cost.share import TensorShare, equal_dealing, member_shares
+from megatron_hetero.cost.placement import PlacedExperts, Recompute
+from megatron_hetero.cost.share import equal_dealing
 from megatron_hetero.cost.work.pieces import PieceTimes
-from megatron_hetero.hashed import value
 from megatron_hetero.model.blocks import divides_experts
 from megatron_hetero.planner.completion.stage_lines import (
     Rooms,
@@ -35,47 +30,7 @@ from megatron_hetero.planner.completion.stage_lines import (
     StageTimes,
     difference,
 )
-
-
-@value(frozen=True)
-class StagePlace:
-    """A stage without its layers: who it is, where in its pipeline, and what it has to keep.
-
-    `num_sends_kept` as in `CostModel.memory`; `holders` are those of its optimizer states, None as
-    the price list has them.  `peers` are the devices of alike stages, its own first, with which it
-    may deal experts out; `experts` says how it does.
-    """
-
-    devices: tuple[Device, ...]
-    shares: tuple[int, ...] | None
-    first: bool
-    last: bool
-    num_in_flight: int
-    num_sends_kept: int | None = None
-    holders: StateHolders | None = None
-    context_parallel: int = 1
-    expert_shares: tuple[int, ...] | None = None
-    context_shares: tuple[int, ...] | None = None
-    peers: tuple[tuple[Device, ...], ...] = ()
-    experts: PlacedExperts | None = None
-
-    @property
-    def width(self) -> int:
-        """Tensor-parallel width."""
-        return len(self.devices) // self.context_parallel
-
-    @property
-    def stage(self) -> PlacedStage:
-        """The stage with one layer."""
-        return PlacedStage(
-            self.devices,
-            1,
-            self.shares,
-            context_parallel=self.context_parallel,
-            expert_shares=self.expert_shares,
-            context_shares=self.context_shares,
-            experts=self.experts,
-        )
+from megatron_hetero.planner.completion.stage_places import LikePlaces, StagePlace
 
 
 class StageOptions:
@@ -103,9 +58,9 @@ class StageOptions:
         self._times: dict[Hashable, StageTimes] = like._times if like else {}
         self._slopes: dict[Hashable, tuple[Rooms, ...]] = like._slopes if like else {}
         """By one micro-batch more, and by one message more."""
-        self._peers: dict[tuple[tuple[Device, ...], ...], Hashable] = like._peers if like else {}
-        self._unlike: dict[Hashable, _Unlike] = like._unlike if like else {}
-        self._kinds: dict[str, tuple[str, int, int]] = like._kinds if like else {}
+        self._alike: LikePlaces = (
+            like._alike if like else LikePlaces(costs.cluster, costs.workload.model)
+        )
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
         """Return options with 1, 2, ... layers, as many as fit; empty where not even one does."""
@@ -126,49 +81,11 @@ class StageOptions:
     def key(self, place: StagePlace) -> tuple[Hashable, ...]:
         """Return equal for places that are alike."""
         return (
-            self._times_key(place),
+            self._alike.times_key(place),
             place.holders,
             place.num_in_flight,
             place.num_sends_kept,
         )
-
-    def _times_key(self, place: StagePlace) -> Hashable:
-        """Return equal for places of equal times, whatever they have to keep."""
-        cluster = self.costs.cluster
-        gpus = tuple([self._kind(device) for device in place.devices])
-        link = slowest_link(cluster, place.devices)
-        ends = place.first, place.last
-        key: tuple[Hashable, ...] = gpus, link, place.shares, ends, place.expert_shares
-        # Among peers the links to all of them count, and how the experts lie.
-        if place.peers:
-            key = *key, self._peers_key(place), place.experts and place.experts.sizes
-        if place.context_parallel == 1:
-            return key
-        own = tuple(slowest_link(cluster, group.devices) for group in place.stage.groups)
-        return *key, place.context_parallel, place.context_shares, own
-
-    def _kind(self, device: Device) -> tuple[str, int, int]:
-        """Return the kind of memory of the device's node."""
-        found = self._kinds.get(device.node)
-        if found is None:
-            node = self.costs.cluster.node_by_name[device.node]
-            found = self._kinds[device.node] = memory_kind(node)
-        return found
-
-    def _peers_key(self, place: StagePlace) -> Hashable:
-        """Return equal for places among peers of equal times: as if nodes had no names."""
-        peers = place.peers
-        if peers not in self._peers:
-            cluster = self.costs.cluster
-            devices = [device for peer in peers for device in peer]
-            # Nodes by the order in which they come: only which of them are equal matters.
-            numbers: dict[str, int] = {}
-            own = []
-            for device in devices:
-                number = numbers.setdefault(device.node, len(numbers))
-                own.append((number, self._kind(device)))
-            self._peers[peers] = tuple(own), slowest_link(cluster, devices), len(peers)
-        return self._peers[peers]
 
     def _look(self, place: StagePlace, key: tuple[Hashable, ...]) -> tuple[StageOption, ...]:
         model = self.costs.workload.model
@@ -267,7 +184,7 @@ class StageOptions:
             return StageLine(times, rooms)
         # One micro-batch more, and one message more, give the slopes of the line, whoever holds the
         # optimizer's states; endless holders (a bound) leave no copies for the update.
-        key = recompute, self._times_key(place), len(rooms)
+        key = recompute, self._alike.times_key(place), len(rooms)
         if key not in self._slopes:
             more = replace(place, num_in_flight=2), replace(place, num_sends_kept=1)
             self._slopes[key] = tuple(
@@ -303,7 +220,7 @@ class StageOptions:
         return tuple(rooms)
 
     def _timed(self, recompute: Recompute, place: StagePlace) -> StageTimes:
-        key = recompute, self._times_key(place)
+        key = recompute, self._alike.times_key(place)
         if key not in self._times:
             self._times[key] = self._times_of(recompute, place)
         return self._times[key]
@@ -345,32 +262,8 @@ class StageOptions:
                 place.num_sends_kept,
                 share,
             )
-            for device, share in self._unlike_devices(place)
+            for device, share in self._alike.unlike_devices(place)
         )
-
-    def _unlike_devices(self, place: StagePlace) -> _Unlike:
-        """Return the stage's devices with distinct kinds or contents."""
-        key = self._times_key(place)
-        if key not in self._unlike:
-            shares = member_shares(
-                self.costs.workload.model,
-                place.width,
-                place.shares,
-                place.context_parallel,
-                place.expert_shares,
-                place.context_shares,
-                None if place.experts is None else place.experts.sizes,
-            )
-            unlike = {
-                (self._kind(device), share): (device, share)
-                for device, share in zip(place.devices, shares, strict=True)
-            }
-            self._unlike[key] = tuple(unlike.values())
-        return self._unlike[key]
-
-
-_Unlike = tuple[tuple[Device, TensorShare], ...]
-"""Devices of a stage with distinct kinds or contents."""
 
 
 def _time_s(option: StageOption) -> float:

@@ -26,7 +26,7 @@ from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.compute import group_layer_times
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.division.layers import minimax
 
 Shares = tuple[int, ...]

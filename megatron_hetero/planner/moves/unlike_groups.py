@@ -18,7 +18,7 @@ from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.choices import may_choose, shares_tokens
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.moves.group_shares import FINEST, GroupShares, Shares
 from megatron_hetero.planner.problem import Problem, equal_units
 from megatron_hetero.planner.units import Chain, Structure, Unit, unit_on

@@ -16,7 +16,8 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_options import StageOptions
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 
 MIB = 1 << 20

@@ -23,7 +23,8 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_cluster
-from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_options import StageOptions
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import PLUGIN_GAIN
 from megatron_hetero.planner.oracle.structures import all_structures, compositions

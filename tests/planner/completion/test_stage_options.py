@@ -17,7 +17,8 @@ from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Recompute
 from megatron_hetero.planner.completion.stage_lines import StageOption, StageTimes
-from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_options import StageOptions
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 
 MIB = 1 << 20

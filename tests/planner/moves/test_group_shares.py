@@ -16,7 +16,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.share import member_shares
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares
 
 BOXES = Path(__file__).resolve().parents[3] / "benchmarks/boxes"

@@ -11,7 +11,7 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.errors import UsageError
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares
 from tests.cost.builders import FAST, GIB, SLOW, make_cluster, make_workload, place
 from tools.referees.hap.costed import LayerGroup

@@ -24,7 +24,7 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.group_shares import GroupShares

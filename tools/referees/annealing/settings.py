@@ -12,7 +12,8 @@ from megatron_hetero.cost.memory.device import kept_sends
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.stage_lines import StageOption
-from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_options import StageOptions
+from megatron_hetero.planner.completion.stage_places import StagePlace
 from megatron_hetero.planner.division.counts import moved_counts, with_counts
 from megatron_hetero.planner.evaluate.canonical import on_devices_of
 from megatron_hetero.planner.problem import Problem
