@@ -21,6 +21,7 @@ from megatron.training import get_args
 
 from megatron_hetero.errors import FileFormatError, InfeasiblePlanError, UsageError
 from megatron_hetero.runtime.model.samples.datasets import dataset_config
+from megatron_hetero.sequences.deal.dealt import TO_FIT
 
 Tokens = npt.NDArray[Any]
 
@@ -116,7 +117,7 @@ def document_datasets(num_samples: Any, longest_sequence: int) -> DocumentSplits
         Longest(
             longest_sequence,
             "all GPUs of the job together hold at most",
-            "Cut it, leave it out, use --recompute-granularity full, or GPUs with more memory.",
+            TO_FIT,
         )
     ]
     if args.position_embedding_type == "learned_absolute":

@@ -99,6 +99,13 @@ class Deal:
         return 1 - busy / (self.num_ranks * self.seconds)
 
 
+TO_FIT = (
+    "Cut it, leave it out, use --recompute-granularity full, --attention-dropout 0 (with dropout "
+    "attention stores its scores, as many as the square of the length), or GPUs with more memory."
+)
+"""What helps against a sequence that no group holds."""
+
+
 def check_lengths(
     tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | None = None
 ) -> None:
@@ -123,8 +130,7 @@ def check_lengths(
         if length > tree.longest_sequence:
             raise InfeasiblePlanError(
                 f"{name} has {length:,} tokens, and no group of the {tree.num_ranks} ranks holds "
-                f"more than {tree.longest_sequence:,} in its memory. Cut it, leave it out, use "
-                "--recompute-granularity full, or GPUs with more memory."
+                f"more than {tree.longest_sequence:,} in its memory. {TO_FIT}"
             )
 
 
