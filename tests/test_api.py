@@ -246,3 +246,12 @@ def test_a_program_applies_a_plan_of_its_own_making(tmp_path: Path) -> None:
         text = (tmp_path / name / "rank-2.log").read_text()
         logs.append(text[text.index("lm loss") :].split("|")[0])
     assert logs[0] == logs[1]
+
+
+def test_plans_and_clusters_are_found_in_tables() -> None:
+    """Equal ones are one entry, whatever their mappings hold."""
+    plan, cluster = plan_of("tp1:3,tp1:1 @2"), make_cluster(("a", FAST, 2))
+    again = replace(plan, inputs=dict(plan.inputs))
+    priced = replace(cluster, prices_per_gb={("a", "b"): 1.0})
+    assert len({plan, again, replace(plan, schedule="zero-bubble")}) == 2
+    assert len({cluster, replace(cluster), priced}) == 2

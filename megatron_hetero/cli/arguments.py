@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -14,9 +15,24 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.model.training import Sends
 
 
+def number[Number: float](read: Callable[[str], Number], text: str, what: str) -> Number:
+    """Return a number that the user gave.
+
+    Args:
+        read: `int` or `float`.
+        what: such a number, in words.
+    Raises:
+        ArgumentTypeError: it is none; argparse itself would name the function that reads it.
+    """
+    try:
+        return read(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text[:40]}" is not {what}') from None
+
+
 def at_least_one(text: str) -> int:
     """Return a count that the user gave; argparse reports what is no count."""
-    value = int(text)
+    value = number(int, text, "a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value

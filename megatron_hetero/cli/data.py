@@ -10,6 +10,7 @@ import importlib
 import shlex
 from pathlib import Path
 
+from megatron_hetero.cli.arguments import number
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.errors import UsageError
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = number(int, text, "a whole number")
     if not 1 <= value <= 1024:
         raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1024")
     return value

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.cli.arguments import number
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.unread import MEGATRON_FLAGS, refuse_unread
 from megatron_hetero.cli.verify import missing_modules, require_runtime
@@ -277,7 +278,7 @@ def _size(plan: Plan) -> str:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = number(float, text, "a number")
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
     return value

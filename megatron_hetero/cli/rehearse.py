@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron_hetero.cli.arguments import at_least_one
+from megatron_hetero.cli.arguments import at_least_one, number
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_on_cluster import (
     PlanOnCluster,
@@ -196,7 +196,7 @@ def _slow_link(text: str) -> tuple[str, str, float]:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    value = number(float, text, "a number")
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value

@@ -40,6 +40,7 @@ the same weights and samples; report how far losses, gradients, gradient norm
 and weights are apart.  The model is shrunk to fit, never the replicas, stages,
 widths, shares or micro-batch counts; of the job's flags each is kept, shrunk,
 without effect, left out (only what a CPU cannot run) or refused, and named.
+On 2 cores 8 processes take half a minute, 64 about five minutes.
 Exit code 0: equal to rounding; 1: not; 2, 4, 5: refused, as by the runtime;
 6: a process died.
 

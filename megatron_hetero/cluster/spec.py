@@ -51,6 +51,10 @@ class Cluster:
     file_limits: Limits | None = None
     """Limits of the file, where an option or a search keeps to further limits (`limited`)."""
 
+    def __hash__(self) -> int:
+        """Return a hash of the machines; mappings, and GPUs with them, have none."""
+        return hash(tuple((node.name, node.host, node.num_gpus) for node in self.nodes))
+
     @property
     def library(self) -> Library | None:
         """Return the library of all usable GPUs; None if nothing restricts the choice."""

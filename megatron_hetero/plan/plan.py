@@ -278,6 +278,10 @@ class Plan:
     made_by: str = ""
     schema_version: int = PLAN_SCHEMA_VERSION
 
+    def __hash__(self) -> int:
+        """Return a hash of the fields without mappings, which have none."""
+        return hash((self.replicas, self.workload, self.hosts, self.schedule))
+
     @property
     def layout(self) -> Layout:
         """Return the shapes of all replicas, in the form of the one-line layout."""

@@ -282,10 +282,9 @@ def test_megatron_flags_may_stand_among_a_verbs_own(
 def test_an_empty_argument_is_no_default(
     words: list[str], place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from megatron_hetero.cli.main import main
 
     with pytest.raises(SystemExit) as stopped:
-        main(words)
+        cli.main(words)
     assert stopped.value.code == 2
     assert f"{place} is empty" in capsys.readouterr().err
 
@@ -296,3 +295,20 @@ def test_a_flag_of_megatron_may_be_empty(capsys: pytest.CaptureFixture[str]) -> 
     words = ["plan", "--cluster", "missing.yaml", "--model", "missing", "--save", ""]
     assert main(words) == 4
     assert "missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "--layout", "tp1:1", "--steps", "x"], '"x" is not a whole number'),
+        (["rehearse", "p.json", "--cluster", "c.yaml", "--limit", "5%"], '"5%" is not a number'),
+        (["data", "a.jsonl", "-o", "b", "--workers", "1.5"], '"1.5" is not a whole number'),
+    ],
+)
+def test_what_is_no_number_is_said_in_words(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """argparse names the function that reads the value: `invalid at_least_one value`."""
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    assert said in capsys.readouterr().err

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import HeteroError, UsageError
@@ -234,6 +235,17 @@ def test_skypilot_keeps_where_machines_are_rented() -> None:
     assert all("image_id: docker:registry.example/hetero:1\n" in task for task in tasks)
     with pytest.raises(UsageError, match="--infra 'a b'"):
         sky_options(["a b"], is_spot=False)
+
+
+@pytest.mark.parametrize(
+    "place", ["*/us-east-1", "k8s/arn:aws:eks:us-east-1:123:cluster/mine", "k8s/me@here"]
+)
+def test_skypilot_takes_every_region_and_the_contexts_that_clouds_name(place: str) -> None:
+    """As `sky.utils.infra_utils.InfraInfo.from_str` of 0.14.1 reads them."""
+    options = sky_options([f"A100-80GB={place}"], is_spot=False)
+    made = files("skypilot", sky=options, image="registry.example/hetero:1")
+    part = next(f.text for f in made if f.name == "part-0.yaml")
+    assert YAML(typ="safe").load(part)["resources"]["infra"] == place
 
 
 def test_options_of_a_kind_of_gpu_reach_machines_that_have_it_beside_others() -> None:

@@ -34,8 +34,10 @@ BETWEEN_S = 60.0
 SSH = """\
 #!/usr/bin/env bash
 # ssh [-tt] [-o OPTION]... HOST COMMAND on an emulated machine
+alive=
 while [ "${1#-}" != "$1" ]; do
     [ "$1" = -o ] && shift
+    case "$1" in ServerAliveInterval=*) alive=yes ;; esac
     shift
 done
 host=$1 command=$2
@@ -50,6 +52,7 @@ wait "$child"
 code=$?
 while [ -e "$MACHINES/$host.lost" ]; do  # nobody tells ssh that the other end is gone
     sleep 0.2
+    [ -z "$alive" ] || { sleep 10; exit 255; }  # but its own questions, here sooner than usual
 done
 exit "$code"
 """

@@ -19,6 +19,7 @@ from pydantic import (
 from megatron_hetero.cluster.file.quantities import Bandwidth, Latency, MemorySize, Peak
 from megatron_hetero.cluster.makers import Library
 from megatron_hetero.cluster.names import check_host_name
+from megatron_hetero.files.format_version import Version1
 from megatron_hetero.units import format_bandwidth
 
 MAX_GPUS_PER_NODE = 64
@@ -284,7 +285,7 @@ class LimitsSection(_Section):
 class ClusterSection(_Section):
     """The whole of cluster.yaml."""
 
-    version: Literal[1]
+    version: Version1
     gpu_types: dict[str, GpuSection] = {}
     nodes: Annotated[tuple[NodeSection, ...], Field(min_length=1, max_length=MAX_NODES)]
     sites: dict[str, SiteSection] = {}

@@ -24,6 +24,7 @@ from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import content_hash, read_json, validate_document
+from megatron_hetero.files.format_version import Version1
 from megatron_hetero.model.recompute import RecomputeModule, modules_if_selective
 from megatron_hetero.model.spec import ModelSpec, Workload
 
@@ -94,7 +95,7 @@ class ProfileModel(_Strict):
     """The content of profile.json. `provenance` says who measured, where, when and with which
     versions; `gpus`: figures of each GPU type."""
 
-    version: Literal[1]
+    version: Version1
     provenance: dict[str, str] = Field(min_length=1)
     points: list[PointModel] = Field(min_length=1, max_length=100_000)
     gpus: dict[str, MeasuredType] = Field(default_factory=dict)

@@ -18,4 +18,5 @@ kubernetes   a JobSet
 pytorchjob   a PyTorchJob of Kubeflow
 skypilot     a task for each kind of node
 sky_tasks    a task of the user's, taken over
+sky_names    SkyPilot's names of GPUs
 """

@@ -18,6 +18,9 @@ from megatron_hetero.plan.plan import Plan
 CLUSTER_NAME = "cluster.yaml"
 PROFILE_NAME = "profile.json"
 FLAG = ("--hetero-on-loss", "replan")
+WATCH_CONNECTION = "-o ServerAliveInterval=15 -o ServerAliveCountMax=8 "
+"""Options of ssh that end a connection whose other end has been silent for two minutes: where a
+machine is gone, and no rank elsewhere says so, nothing else would."""
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 GO_ON = """\
@@ -27,8 +30,10 @@ addresses=({addresses})
 # In the plan that runs:
 used=" {used} "
 
-go_on() {{
-    local answers=() without=() is_lost=""
+# Sets what `plan` leaves out, and the lost machines of the plan; fails where nobody answers.
+ask_machines() {{
+    local answers=()
+    without=() is_lost=""
     for i in "${{!machines[@]}}"; do
         ssh -o BatchMode=yes -o ConnectTimeout=10 "${{addresses[$i]}}" true \\
             </dev/null >/dev/null 2>&1 &
@@ -39,6 +44,15 @@ go_on() {{
             without+=(--without "${{machines[$i]}}")
             case "$used" in *" ${{machines[$i]}} "*) is_lost+=" ${{machines[$i]}}" ;; esac
         fi
+    done
+    [ "${{#without[@]}}" -lt $((2 * ${{#machines[@]}})) ]
+}}
+
+go_on() {{
+    # Rather the network from here than all machines at once.
+    until ask_machines; do
+        echo "start.sh: no machine of {cluster} answers; asking again in 30 s" >&2
+        sleep 30
     done
     if [ -z "$is_lost" ]; then
         if ! (cd -- "$here" && [ {tracker} -nt {pid} ]); then
@@ -52,12 +66,14 @@ go_on() {{
         echo "start.sh: lost:$is_lost; planning for the others" >&2
         rm -rf -- "$here/next" "$here/next.json"
         {plan} "${{without[@]}}" >&2
-        {launch} >&2
+        {launch} >/dev/null
         mv -- "$here/{plan_name}" "$here/plan-before-$(date +%s).json"
         mv -- "$here"/next/* "$here"
         rm -r -- "$here/next" "$here/next.json"
     fi
-    mv -- "$here/logs" "$here/logs-$(date +%s)"
+    old_logs=$here/logs-$(date +%s)
+    mv -- "$here/logs" "$old_logs"
+    echo "start.sh: starting again; the logs of the start that failed: $old_logs" >&2
     exec bash "$here/start.sh"
 }}
 """

@@ -34,6 +34,7 @@ from megatron_hetero.flags.launchers.launcher import (
     LaunchRecord,
 )
 from megatron_hetero.flags.launchers.node_script import node_script
+from megatron_hetero.flags.launchers.sky_names import accelerator_name
 from megatron_hetero.flags.launchers.sky_tasks import (
     JOB_FOLDER,
     CarriedTask,
@@ -43,43 +44,8 @@ from megatron_hetero.flags.launchers.sky_tasks import (
     yaml_value,
 )
 
-_ACCELERATORS = {
-    "A10": "A10",
-    "A10G": "A10G",
-    "A100-40GB": "A100",
-    "A100-80GB": "A100-80GB",
-    "A100-80GB-PCIe": "A100-80GB",
-    "A30": "A30",
-    "A40": "A40",
-    "B200": "B200",
-    "B300": "B300",
-    "GH200-96GB": "GH200",
-    "H100-80GB": "H100",
-    "H100-PCIe": "H100",
-    "H200": "H200",
-    "L4": "L4",
-    "L40": "L40",
-    "L40S": "L40S",
-    "MI300X": "MI300X",
-    "RTX-3060": "RTX3060",
-    "RTX-3080": "RTX3080",
-    "RTX-3090": "RTX3090",
-    "RTX-4070-Ti": "RTX4070Ti",
-    "RTX-4090": "RTX4090",
-    "RTX-5080": "RTX5080",
-    "RTX-5090": "RTX5090",
-    "RTX-6000-Ada": "RTX6000-Ada",
-    "RTX-A4000": "RTXA4000",
-    "RTX-A5000": "RTXA5000",
-    "RTX-A6000": "RTXA6000",
-    "RTX-PRO-6000-Server": "RTXPRO6000",
-    "T4": "T4",
-    "V100-16GB": "V100",
-    "V100-32GB": "V100-32GB",
-}
-"""The catalogue's name -> SkyPilot's (`sky show-gpus --all`)."""
-
-_INFRA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._*-]*(/[A-Za-z0-9._*-]+){0,3}")
+_INFRA = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*(/[A-Za-z0-9._*:@+-]+){0,8}", re.ASCII)
+"""Also a context of Kubernetes behind `k8s/`, such as `arn:aws:eks:REGION:NUMBER:cluster/NAME`."""
 _TASK_FILE = re.compile(r"[^=]{1,4096}")
 _EPHEMERAL_PORTS = "32768-60999"
 """Ephemeral ports of Linux, from which NCCL and gloo take theirs."""
@@ -239,21 +205,6 @@ def _setup(carried: CarriedTask, install: str | None) -> str:
     # YAML would take the first line's blanks for the indentation of all.
     mark = "|2" if lines[0].startswith((" ", "\t")) else "|"
     return f"setup: {mark}\n{indented(lines, by=2)}"
-
-
-def accelerator_name(gpu_type: str) -> str:
-    """Return SkyPilot's name of a GPU of the catalogue.
-
-    Raises:
-        UsageError: it is not known here.
-    """
-    accelerator = _ACCELERATORS.get(gpu_type)
-    if accelerator is None:
-        raise UsageError(
-            f"SkyPilot has no name for {gpu_type} that is known here "
-            f"(known: {', '.join(sorted(_ACCELERATORS))}). Launch by ssh, Slurm or Kubernetes."
-        )
-    return accelerator
 
 
 def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:

@@ -16,6 +16,7 @@ from megatron_hetero.flags.launchers.launcher import (
     LaunchRecord,
 )
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME, VENV_NAME, node_script
+from megatron_hetero.flags.launchers.replanning import WATCH_CONNECTION
 
 PID_NAME = "start.pid"
 
@@ -69,7 +70,7 @@ fi
 starters=()
 # -tt: a remote process ends with its connection, so that stopping here stops it there.
 for rank in "${{!hosts[@]}}"; do
-    ssh -tt -o BatchMode=yes "${{hosts[$rank]}}" \\
+    ssh -tt -o BatchMode=yes {watch}"${{hosts[$rank]}}" \\
         "$command && exec bash train.sh $rank $(printf %q "$master")" \\
         </dev/null >"$here/logs/node-$rank.log" 2>&1 &
     starters+=("$!")
@@ -109,7 +110,11 @@ def _parts(job: LaunchJob) -> Iterator[str]:
     )
     if replanning is not None:
         yield _FIND_PLANNER.format(venv=VENV_NAME)
-    yield _RUN.format(pid=PID_NAME, is_shared="" if replanning is None else _IS_SHARED)
+    yield _RUN.format(
+        pid=PID_NAME,
+        is_shared="" if replanning is None else _IS_SHARED,
+        watch="" if replanning is None else WATCH_CONNECTION,
+    )
     if replanning is not None:
         yield "\n" + replanning.lines(
             job.plan, job.more_flags, tuple(_options(job)), plan_name=PLAN_NAME, pid_name=PID_NAME

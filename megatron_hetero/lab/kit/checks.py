@@ -56,10 +56,10 @@ def all_checks(
     for number, case in enumerate(cases):
 
         def equal(case: Case = case, number: int = number) -> Found:
-            def on_step(run: str, step: int) -> None:
-                on_progress(f"{case.name}: {run}, step {step}")
+            def on_run(words: str) -> None:
+                on_progress(f"{case.name}: {words}")
 
-            found = try_case(case, machine, folder / f"equal-{number}", on_step, fault)
+            found = try_case(case, machine, folder / f"equal-{number}", on_run, fault)
             return equality_verdict(found)
 
         what = f"equal to one process: {case.name} ({case.layout}, {case.precision})"

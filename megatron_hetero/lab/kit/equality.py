@@ -46,7 +46,7 @@ def try_case(
     case: Case,
     machine: Machine,
     folder: Path,
-    on_step: Callable[[str, int], None],
+    on_progress: Callable[[str], None],
     fault: str | None = None,
 ) -> dict[str, Any]:
     """Train the plan and one process; return the distances and tolerances of the verification.
@@ -55,7 +55,7 @@ def try_case(
         case: the plan.
         machine: the GPUs of the machine, or none.
         folder: for the files of the runs.
-        on_step: called often with the present run and step.
+        on_progress: called often with the present run and step, in words.
         fault: an error of `lab.verify.faults`, planted in the plan's runs.
     Raises:
         HeteroError: as `lab.verify.run.verify`.
@@ -78,7 +78,7 @@ def try_case(
     if case.change is not None:
         plan = case.change(plan)
     if case.resumed is None:
-        data = outcome_to_data(verify(plan, workload, options, folder, on_step))
+        data = outcome_to_data(verify(plan, workload, options, folder, on_progress))
         (run,) = data["runs"].values()
         return {**data, **{key: run[key] for key in _PLACES}}
     # From here the plan saves, and another plan goes on to the last step.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.lab.verify.checks import RANK_BYTES
+from megatron_hetero.runtime.job.local.capacity import most_processes
 
 RANKS_PER_CORE = 16
 """Most ranks per core; with more the turns, and so the time scale, become too long."""
@@ -13,9 +13,8 @@ RANKS_PER_CORE = 16
 
 def most_ranks() -> int:
     """Return the most ranks that this machine can rehearse, by free memory and cores."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(available // RANK_BYTES, cores * RANKS_PER_CORE))
+    return min(most_processes(), cores * RANKS_PER_CORE)
 
 
 def check_capacity(num_ranks: int) -> None:

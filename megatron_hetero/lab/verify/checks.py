@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
-
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.small.architecture import BALANCING, balances_by_choice
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.runtime.job.local.capacity import (
+    RANK_BYTES,
+    available_bytes,
+    most_processes,
+)
 from megatron_hetero.schedule.stock import is_stock
 
 PACKED = {"--sft", "--dataloader-inter-document-masking"}
 """Flags that put several documents into a sequence, each by itself."""
-RANK_BYTES = 400 << 20
-"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
 
 
 def check_alike(workload: Workload, options: Options) -> None:
@@ -84,12 +85,10 @@ def check_capacity(num_processes: int) -> None:
     Raises:
         EnvironmentMismatchError: there are too many processes; the message says how many fit.
     """
-    # Free pages, without the caches that the system could give back.
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    most = max(available // RANK_BYTES, 1)
+    most, free = most_processes(), available_bytes() / 2**30
     if num_processes > most:
         raise EnvironmentMismatchError(
             f"verifying this plan takes {num_processes} processes of about "
-            f"{RANK_BYTES >> 20} MiB each; {available / 2**30:.1f} GiB are free here, enough for "
-            f"{most}. Verify on a larger machine, or a plan for fewer devices."
+            f"{RANK_BYTES >> 20} MiB each; {free:.1f} GiB are free here, enough for {most}. "
+            "Verify on a larger machine, or a plan for fewer devices."
         )

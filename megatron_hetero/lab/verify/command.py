@@ -76,12 +76,9 @@ def verify_arguments(
         resumes_after=max(arguments.steps // 2, 1) if arguments.resume else 0,
     )
 
-    def on_step(what: str, step: int) -> None:
-        on_progress(f"{what}: step {min(step + 1, options.steps)} of {options.steps}")
-
     on_progress("starting")
     with kept_folder(arguments.keep, "verify") as folder:
-        return outcome_to_data(verify(plan, workload, options, folder, on_step))
+        return outcome_to_data(verify(plan, workload, options, folder, on_progress))
 
 
 def _check_own_flags(flags: Sequence[str]) -> None:

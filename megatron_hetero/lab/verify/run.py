@@ -35,6 +35,7 @@ from megatron_hetero.lab.verify.processes.record import RankRecord, joined, read
 from megatron_hetero.lab.verify.processes.routing import UNIT_ROUNDOFF, Flips
 from megatron_hetero.lab.verify.small.job_flags import job_flags
 from megatron_hetero.lab.verify.small.shrink import shrink
+from megatron_hetero.lab.verify.time_left import TimeLeft
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan
@@ -50,7 +51,7 @@ def verify(
     workload: Workload,
     options: Options,
     folder: Path,
-    on_progress: Callable[[str, int], None] = lambda what, step: None,
+    on_progress: Callable[[str], None] = lambda words: None,
 ) -> Verification:
     """Run the comparison; all files of the runs go into `folder`.
 
@@ -59,7 +60,7 @@ def verify(
         workload: the job, with its Megatron flags.
         options: steps, optimizers, precision and a planted error.
         folder: folder for everything that the runs write.
-        on_progress: called often with the present activity and its step.
+        on_progress: called often with the present activity, in words.
     Raises:
         UsageError: Megatron does not know a flag of the job.
         UnsupportedError: the runtime refuses a flag, or it cannot be compared.
@@ -75,8 +76,9 @@ def verify(
     check_resumed(shrunk, workload, options)
     check_capacity(shrunk.plan.layout.num_devices + 1 + options.floor)
     jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
-    _run([jobs.seed_job()], jobs.options.limit_s, on_progress)
-    compared = {o: _compare(jobs, o, on_progress) for o in options.optimizers}
+    time_left = TimeLeft(on_progress, sum(1 + options.resumes(o) for o in options.optimizers))
+    _run([jobs.seed_job()], jobs, time_left, 1)
+    compared = {o: _compare(jobs, o, time_left) for o in options.optimizers}
     trained = layers.said(workload.megatron_args)
     return Verification(shrunk, compared, flags, tuple(_notes(jobs, workload)), trained)
 
@@ -107,9 +109,7 @@ def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:
         )
 
 
-def _compare(
-    jobs: VerifyJobs, optimizer: str, on_progress: Callable[[str, int], None]
-) -> Comparison:
+def _compare(jobs: VerifyJobs, optimizer: str, time_left: TimeLeft) -> Comparison:
     """Train the plan and the single process with `optimizer` at the same time, and measure the
     distance.
 
@@ -117,18 +117,20 @@ def _compare(
     """
     # Replayed choices have to be made first; otherwise both run at once.
     of_plan, one = jobs.plan_jobs(optimizer), jobs.reference_job(optimizer)
+    steps = jobs.options.steps
+    first = jobs.options.resumes_after if len(of_plan) > 1 else steps
     if jobs.replays_routing(optimizer):
-        _run([one], jobs.options.limit_s, on_progress)
-        _run([of_plan[0]], jobs.options.limit_s, on_progress)
+        _run([one], jobs, time_left)
+        _run([of_plan[0]], jobs, time_left, first, of_plan=True)
     else:
-        _run([of_plan[0], one], jobs.options.limit_s, on_progress)
+        _run([of_plan[0], one], jobs, time_left, first, of_plan=True)
     # Others go on from the checkpoint of the first.
     for job in of_plan[1:]:
-        _run([job], jobs.options.limit_s, on_progress)
+        _run([job], jobs, time_left, steps - first, of_plan=True)
     # Half precision has bounds of its own.
     model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer, True)
     if jobs.precisions_of(optimizer) != {"fp32"}:
-        return _compare_in_half_precision(jobs, optimizer, of_plan, one, on_progress)
+        return _compare_in_half_precision(jobs, optimizer, of_plan, one, time_left)
     ranks, (reference,) = records_of_plan(of_plan), records(one)
     # Compare with the bounds of rounding.
     at = data_ranks(jobs.shrunk.plan)
@@ -140,7 +142,7 @@ def _compare(
     # Measure the floor if it is asked for, or if a bound is exceeded.
     if jobs.options.floor or not distances.within(bounds):
         job = jobs.floor_job(optimizer)
-        _run([job], jobs.options.limit_s, on_progress)
+        _run([job], jobs, time_left)
         (reordered,) = records(job)
         floor = compare(reference, [reordered], [0], model, optimizer, adam=adam, starts_apart=True)
         distances = compare(
@@ -164,7 +166,7 @@ def _compare_in_half_precision(
     optimizer: str,
     of_plan: Sequence[LocalJob],
     one: LocalJob,
-    on_progress: Callable[[str, int], None],
+    time_left: TimeLeft,
 ) -> Comparison:
     """Measure the plan and one process, both in bf16 or fp16, against the same in fp32.
 
@@ -183,7 +185,7 @@ def _compare_in_half_precision(
         job = jobs.floor_job(optimizer)
     else:
         job = jobs.fp32_job(optimizer, reference.skipped)
-    _run([job], jobs.options.limit_s, on_progress)
+    _run([job], jobs, time_left)
     (single,) = records(job)
     steps = range(1, len(reference.steps) + 1)
     distances = compare(
@@ -257,18 +259,23 @@ def records_of_plan(jobs: Sequence[LocalJob]) -> list[RankRecord]:
     return [reduce(joined, of_rank) for of_rank in zip(*parts, strict=True)]
 
 
-def _run(jobs: list[LocalJob], limit_s: float, on_progress: Callable[[str, int], None]) -> None:
-    watched = jobs[0]
-    # The last rank prints Megatron's log.
-    log = watched.directory / f"rank-{watched.num_ranks - 1}.log"
-    run_jobs(jobs, limit_s, lambda: on_progress(watched.name, _steps_done(log)))
+def _run(
+    side_by_side: list[LocalJob],
+    jobs: VerifyJobs,
+    time_left: TimeLeft,
+    num_steps: int | None = None,
+    *,
+    of_plan: bool = False,
+) -> None:
+    """Run jobs and show the progress of the first.
 
-
-def _steps_done(log: Path) -> int:
-    try:
-        return log.read_text(errors="replace").count("elapsed time per iteration")
-    except OSError:
-        return 0
+    Args:
+        num_steps: steps of the first; None: those of the verification.
+        of_plan: whether the first is one of the plan's runs.
+    """
+    steps = jobs.options.steps if num_steps is None else num_steps
+    look = time_left.watch(side_by_side[0], steps, of_plan=of_plan)
+    run_jobs(side_by_side, jobs.options.limit_s, look)
 
 
 def tensor_groups(plan: Plan) -> list[list[int]]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from megatron_hetero.errors import FileFormatError
 from megatron_hetero.files import read_json, validate_document
+from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.content import Lane, LaneGroup
 from megatron_hetero.schedule.parts import OpSpan
@@ -34,18 +35,24 @@ class _RehearsedOperation(_Loose):
 class _RehearsedStage(_Loose):
     replica: Annotated[int, Field(ge=0)]
     stage: Annotated[int, Field(ge=0)]
+    devices: list[str] | None = None
     operations: list[_RehearsedOperation] = Field(max_length=1_000_000)
 
 
-class _RehearsalFile(_Loose):
-    rehearsed_step_time_s: Annotated[float, Field(gt=0, le=1e6)]
+class _TimelineFile(_Loose):
+    """A file of one plan's timeline; older ones do not say whose."""
+
+    layout: str | None = None
     stages: list[_RehearsedStage] = Field(min_length=1, max_length=10_000)
 
 
-class _MeasuredFile(_Loose):
+class _RehearsalFile(_TimelineFile):
+    rehearsed_step_time_s: Annotated[float, Field(gt=0, le=1e6)]
+
+
+class _MeasuredFile(_TimelineFile):
     measured_step_time_s: Annotated[float, Field(gt=0, le=1e6)]
     step: Annotated[int, Field(ge=0)]
-    stages: list[_RehearsedStage] = Field(min_length=1, max_length=10_000)
 
 
 def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
@@ -55,7 +62,7 @@ def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
         FileFormatError: it is no such file, or of a plan with other stages.
     """
     found = validate_document(read_json(path), _RehearsalFile, FileFormatError)
-    return _lanes(path, plan, "rehearsed", found.rehearsed_step_time_s, found.stages)
+    return _lanes(path, plan, "rehearsed", found.rehearsed_step_time_s, found)
 
 
 def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
@@ -76,7 +83,7 @@ def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
                     "--hetero-timeline"
                 )
     title = f"measured, step {found.step}"
-    return _lanes(path, plan, title, found.measured_step_time_s, found.stages)
+    return _lanes(path, plan, title, found.measured_step_time_s, found)
 
 
 def trace_lanes(groups: Sequence[LaneGroup]) -> dict[str, list[StageTimeline]]:
@@ -91,8 +98,13 @@ def trace_lanes(groups: Sequence[LaneGroup]) -> dict[str, list[StageTimeline]]:
 
 
 def _lanes(
-    path: Path, plan: Plan, title: str, step_time_s: float, stages: list[_RehearsedStage]
+    path: Path, plan: Plan, title: str, step_time_s: float, file: _TimelineFile
 ) -> LaneGroup:
+    stages, layout = file.stages, format_layout(plan.layout)
+    if file.layout not in (None, layout):
+        raise FileFormatError(
+            f"{path} is of another plan: its layout is {file.layout}, the plan's {layout}"
+        )
     # The file must have each stage of the plan once.
     wanted = [(r, s) for r, replica in enumerate(plan.replicas) for s in range(len(replica.stages))]
     found = [(stage.replica, stage.stage) for stage in stages]
@@ -101,7 +113,13 @@ def _lanes(
             f"{path} has the stages {found}, the plan has {wanted} (replica, stage): it is of "
             "another plan"
         )
-    # GPUs come from the plan, since files name stages alone.
+    for stage in stages:
+        devices = list(plan.replicas[stage.replica].stages[stage.stage].devices)
+        if stage.devices is not None and stage.devices != devices:
+            raise FileFormatError(
+                f"{path} is of another plan: replica {stage.replica} stage {stage.stage} is on "
+                f"{', '.join(stage.devices)} there, and on {', '.join(devices)} in the plan"
+            )
     lanes = tuple(
         Lane(
             stage.replica,

@@ -27,6 +27,7 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.files import write_json
+from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import backend
@@ -82,7 +83,7 @@ class TimelineRecorder:
             if dist.get_rank() == 0:
                 self._steps.append(measured_step(self._plan, iteration, texts))
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._path, timeline_to_data(self._steps))
+                write_json(self._path, timeline_to_data(self._plan, self._steps))
                 print(f"> step {iteration} is in the timeline {self._path}", flush=True)
         # The next step begins as soon as this call is over.
         if self._first <= iteration + 1 < self._end:
@@ -201,12 +202,13 @@ def _operations(plan: Plan, replica: int, stage: int, num_passes: int) -> list[O
     return found
 
 
-def timeline_to_data(steps: Sequence[MeasuredStep]) -> dict[str, Any]:
+def timeline_to_data(plan: Plan, steps: Sequence[MeasuredStep]) -> dict[str, Any]:
     """Build a trace file that also has, for programs, the figures of the median step."""
     middle = sorted(steps, key=lambda step: step.seconds)[len(steps) // 2]
     lanes = {f"measured, step {step.number}": step.stages for step in steps}
     return {
         **chrome_trace(lanes),
+        "layout": format_layout(plan.layout),
         "measured_step_time_s": middle.seconds,
         "step": middle.number,
         "step_times_s": {str(step.number): step.seconds for step in steps},

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.files import read_json, validate_document, write_json
+from megatron_hetero.files.format_version import Version1
 from megatron_hetero.serving.fleet.plan import ServingPlan, check_plan
 
 KIND = "serving"
@@ -21,7 +22,7 @@ class _FleetPlan(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["serving"]
-    version: Literal[1]
+    version: Version1
     plan: ServingPlan
 
 

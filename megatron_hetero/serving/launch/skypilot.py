@@ -11,7 +11,7 @@ import shlex
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.launchers.job import LaunchFile
-from megatron_hetero.flags.launchers.skypilot import accelerator_name
+from megatron_hetero.flags.launchers.sky_names import accelerator_name
 from megatron_hetero.serving.fleet.plan import ServingPlan
 from megatron_hetero.serving.launch.processes import processes_of
 from megatron_hetero.serving.launch.vllm import vllm_command

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from megatron_hetero.cluster.file.quantities import Latency
+from megatron_hetero.files.format_version import Version1
 
 MAX_CLASSES = 64
 MAX_TOKENS = 4_000_000
@@ -85,7 +86,7 @@ class TraceSection(DeadlineSection):
 class WorkloadSection(_Section):
     """The whole of workload.yaml: classes, or a trace."""
 
-    version: Literal[1]
+    version: Version1
     classes: Annotated[tuple[ClassSection, ...], Field(max_length=MAX_CLASSES)] = ()
     trace: TraceSection | None = None
     attainment: Annotated[

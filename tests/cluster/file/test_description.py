@@ -138,6 +138,7 @@ def _replaced(old: str, new: str) -> str:
     ("text", "message"),
     [
         ("version: 2\nnodes: []", "cluster.yaml:1: version: "),
+        ("version: true\nnodes: []", "cluster.yaml:1: version: input should be 1; it is true"),
         (_replaced("count: 4", "cuont: 4"), ':6: nodes[0].cuont: unknown key "cuont"'),
         (_replaced("count: 4", "count: 65"), ":6: nodes[0].count: input should be less than"),
         (_replaced("count: 4", "count: 0"), ":6: nodes[0].count: input should be greater than"),

@@ -74,7 +74,39 @@ def test_a_start_goes_on_without_a_lost_machine(is_lost: bool, tmp_path: Path) -
     assert launch[launch.index("--hetero-on-loss") + 1] == "replan"
     assert launch[launch.index("--name") + 1] == "train"
     assert tuple(launch[launch.index("--") + 1 :]) == SAVING
-    assert list(folder.glob("plan-before-*.json")) and list(folder.glob("logs-*"))
+    assert list(folder.glob("plan-before-*.json"))
+    (old_logs,) = folder.glob("logs-*")
+    assert f"the logs of the start that failed: {old_logs}\n" in done.stderr
+
+
+def test_where_no_machine_answers_the_start_asks_again(tmp_path: Path) -> None:
+    """The network from here is gone rather than all machines; later one is really lost."""
+    folder = written(tmp_path, ssh_files(replanned(name="train")), "")
+    (folder / "train.sh").write_text(TRAIN)
+    (folder / "plan.json").touch()
+    # Nobody answers until somebody waited.
+    down = """\
+[ "${*: -1}" != true ] || [ -e "$FOLDER/waited" ] || exit 255
+[ "${*: -2}" != "b.example true" ] || exit 255
+exec bash -c "${@: -1}"
+"""
+    for name, text in (
+        ("ssh", down),
+        ("megatron-hetero", PLANNER),
+        ("sleep", '[ "$1" != 30 ] || exec touch "$FOLDER/waited"\nexec /bin/sleep "$1"'),
+    ):
+        (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    done = run_script(folder, "start.sh", FOLDER=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("no machine of cluster.yaml answers") == 1
+    assert "lost: b; planning for the others" in done.stderr
+
+
+def test_a_silent_connection_ends_where_the_job_goes_on_without_the_machine() -> None:
+    """A plan's only machine has nobody beside it who would say that it is gone."""
+    start = ssh_files(replanned())[1].text
+    assert 'ssh -tt -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=8 "$' in start
 
 
 def test_a_job_that_is_planned_again_keeps_to_our_runtime() -> None:

@@ -56,7 +56,7 @@ CHEAP = ("launched ahead", "resumed as another plan", "exchange by groups")
     ],
 )
 def test_a_case_trains_as_one_process(case: Case, tmp_path: Path) -> None:
-    found = try_case(case, Machine("CPU", 0), tmp_path, lambda what, step: None)
+    found = try_case(case, Machine("CPU", 0), tmp_path, lambda words: None)
     assert equality_verdict(found).ok, found
 
 
@@ -132,7 +132,7 @@ def test_what_the_others_of_a_lost_rank_have_to_do(
 def test_a_resumed_plan_that_loses_a_sum_is_found(tmp_path: Path) -> None:
     case = next(case for case in CASES if case.resumed)
     found = try_case(
-        case, Machine("CPU", 0), tmp_path, lambda what, step: None, "slice-not-reduced"
+        case, Machine("CPU", 0), tmp_path, lambda words: None, "slice-not-reduced"
     )
     assert not found["ok"]
 

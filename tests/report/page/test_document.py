@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -15,6 +16,7 @@ import pytest
 from megatron_hetero.cluster.lines import Line
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError
 from megatron_hetero.plan.estimates import TrafficEstimate
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report import picture
 from megatron_hetero.report.content import Content, Lane, LaneGroup, gather
 from megatron_hetero.report.page.bars import busy_bars, memory_bars
@@ -213,6 +215,29 @@ def test_the_rehearsal_of_another_plan_is_refused(tmp_path: Path) -> None:
         rehearsed_lanes(
             rehearsal(tmp_path, stages=[{"replica": 9, "stage": 0,
                                          "operations": []}]), PLAN)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layout": "tp8:1 @1"}, "of another plan: its layout is tp8:1 @1, the plan's "),
+        ({"elsewhere": True}, "of another plan: replica 0 stage 0 is on far:0 there"),
+    ],
+)
+@pytest.mark.parametrize("read", [rehearsed_lanes, measured_lanes])
+def test_the_timeline_of_a_plan_with_as_many_stages_is_refused(
+    read: Callable[[Path, Plan], LaneGroup],
+    changes: dict[str, object],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    path = rehearsal(tmp_path, measured_step_time_s=3.5, step=11)
+    data = json.loads(path.read_text()) | changes
+    if data.pop("elsewhere", False):
+        data["stages"][0]["devices"] = ["far:0"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(FileFormatError, match=words):
+        read(path, PLAN)
 
 
 def test_a_measured_step_without_backward_passes_is_refused(tmp_path: Path) -> None:

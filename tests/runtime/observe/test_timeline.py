@@ -75,7 +75,7 @@ def test_a_batch_of_another_size_is_counted_by_kind() -> None:
     assert [(o.kind, o.micro_batch) for o in stage.operations] == [
         (kind, k) for k in range(3) for kind in ("forward", "backward")
     ]
-    assert timeline_to_data([step])["step_times_s"] == {"7": 6.0}
+    assert timeline_to_data(plan, [step])["step_times_s"] == {"7": 6.0}
 
 
 def test_it_needs_a_plan(tmp_path: Path) -> None:

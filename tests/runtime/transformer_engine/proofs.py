@@ -64,7 +64,7 @@ def tried_case(name: str, folder: str) -> tuple[bool, str]:
     from megatron_hetero.lab.kit.small_job import Machine
 
     case = next(case for case in CASES if case.name == name)
-    found = try_case(case, Machine("CPU", 0), Path(folder), lambda what, step: None)
+    found = try_case(case, Machine("CPU", 0), Path(folder), lambda words: None)
     return found["ok"], found["layers"]
 
 

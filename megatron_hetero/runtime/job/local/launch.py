@@ -46,7 +46,7 @@ def run_jobs(
     try:
         with held_signals():
             for job in jobs:
-                started |= start(job)
+                start(job, started)
         _wait(started, timeout_s, on_poll)
     finally:
         _end(started)
@@ -69,7 +69,7 @@ def run_without_rank(job: LocalJob, lost: int, timeout_s: float) -> Mapping[int,
     running: dict[int, tuple[LocalJob, int]] = {}
     try:
         with held_signals():
-            running |= start(job)
+            start(job, running)
         # The lost rank may never end, so the wait is for all others.
         deadline = time.monotonic() + timeout_s
         while any(rank != lost for _, rank in running.values()):
@@ -97,7 +97,7 @@ def _wait(
         for pid, code in _ended(running):
             job, rank = running.pop(pid)
             if code != 0:
-                how = f"signal {-code}" if code < 0 else f"status {code}"
+                how = _killed(-code) if code < 0 else f"status {code}"
                 raise RankFailedError(
                     f"{job.name}: rank {rank} of {job.num_ranks} ended with {how}; its log ends:\n"
                     + end_of_log(job, rank),
@@ -114,6 +114,14 @@ def _wait(
         if on_poll is not None:
             on_poll()
         time.sleep(_POLL_S)
+
+
+def _killed(number: int) -> str:
+    """Put the signal that ended a rank in words."""
+    # Only the kernel's log tells whose SIGKILL it was.
+    of_memory = ", which Linux sends where memory runs out" if number == signal.SIGKILL else ""
+    names = {s.value: s.name for s in signal.Signals}
+    return f"signal {number} ({names.get(number, 'real-time')}{of_memory})"
 
 
 def _ended(running: Mapping[int, tuple[LocalJob, int]]) -> Iterator[tuple[int, int]]:

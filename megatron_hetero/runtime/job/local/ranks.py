@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from megatron_hetero.errors import HeteroError
+from megatron_hetero.errors import EnvironmentMismatchError, HeteroError
 from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
 from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.job.local.jobs import LocalJob, log_path
@@ -45,25 +45,35 @@ def held_signals() -> Iterator[None]:
             signal.raise_signal(told)
 
 
-def start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
-    """Fork the ranks of a job; return job and rank by process id."""
+def start(job: LocalJob, started: dict[int, tuple[LocalJob, int]]) -> None:
+    """Fork the ranks of a job, and add job and rank by process id.
+
+    Raises:
+        EnvironmentMismatchError: the system starts no more processes; those in `started` run.
+    """
     # An empty file becomes the store through which the ranks meet.
     job.directory.mkdir(parents=True, exist_ok=True)
     handle, store = tempfile.mkstemp(dir=job.directory, prefix="store-")
     os.close(handle)
-    started = {}
     # Text left in a buffer would be written by every child once more.
     sys.stdout.flush()
     sys.stderr.flush()
     gc.freeze()  # or ranks that collect garbage would copy every page of what was loaded for them
     for rank in range(job.num_ranks):
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            gc.unfreeze()
+            raise EnvironmentMismatchError(
+                f"{job.name}: process {rank + 1} of {job.num_ranks} could not be started: "
+                f"{error.strerror}. The system limits processes (`ulimit -u`, a container's pids) "
+                "or memory; raise the limit, or take a plan for fewer devices."
+            ) from error
         # `_be_rank` never returns to this loop.
         if pid == 0:
             _be_rank(job, rank, store)
         started[pid] = (job, rank)
     gc.unfreeze()
-    return started
 
 
 def _be_rank(job: LocalJob, rank: int, store: str) -> None:

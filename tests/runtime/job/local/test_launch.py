@@ -52,7 +52,7 @@ def test_each_job_has_a_world_of_its_own(tmp_path: Path) -> None:
     [
         (lambda: sys.exit(7), EXIT_RANK_DIED, r"status 7.*left by sys\.exit\(7\)"),
         (lambda: 1 / 0, EXIT_RANK_DIED, "status 1.*ZeroDivisionError: division by zero"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), EXIT_RANK_DIED, "signal 9"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), EXIT_RANK_DIED, "signal 9 .*memory"),
         (lambda: _raise(UsageError("no such flag")), UsageError.exit_code, "error: no such flag"),
         (lambda: _raise(InfeasiblePlanError("too long")), InfeasiblePlanError.exit_code, "long"),
         (
@@ -162,3 +162,26 @@ def test_a_job_that_hangs_names_the_communicators(tmp_path: Path) -> None:
     assert "waits in a message from rank 0, communicator" in third
     assert "of ranks 0, 2 (forward messages of boundary 0)" in third
     assert "test_launch.py" in first and "test_launch.py" in third
+
+
+def test_ranks_end_where_the_system_starts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of processes is met at the third fork; the two before must not stay."""
+    fork, pids = os.fork, list[int]()
+
+    def few() -> int:
+        if len(pids) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        pid = fork()
+        if pid:
+            pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", few)
+    job = LocalJob("the plan", 4, lambda rank: time.sleep(60), tmp_path)
+    with pytest.raises(EnvironmentMismatchError, match=r"the plan: process 3 of 4 .*ulimit -u"):
+        run_jobs([job], 60)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
