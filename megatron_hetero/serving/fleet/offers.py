@@ -111,7 +111,10 @@ class Fleet:
             self.mix.demand,
             tuple(kind.name for kind in self.mix.classes),
             routes,
-            tuple(hand_over_bytes(self.served, kind) for kind in self.mix.classes),
+            tuple(
+                hand_over_bytes(self.served, kind, self.engine.block_tokens)
+                for kind in self.mix.classes
+            ),
             self.wires,
             budget_per_hour=budget_per_hour,
             utilization=utilization,
@@ -143,7 +146,9 @@ def make_fleet(
 
     Raises:
         InfeasiblePlanError: the weights fit no group of GPUs, or no GPU runs their format.
+        UnsupportedError: the engine keeps keys and values in a way that is not priced.
     """
+    served = served.under(engine)
     pools = pools_of(cluster)
     shapes = shapes_of(cluster, pools, served, engine)
     if all(served.precision_on(pool.gpu) is None for pool in pools):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import floor, inf
 
-from megatron_hetero.serving.prices.memory import kv_tokens
+from megatron_hetero.serving.prices.memory import cache_pool
 from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import PipelinePrice
-from megatron_hetero.serving.prices.work import StepWork
+from megatron_hetero.serving.prices.work import StepWork, pairs_of
 from megatron_hetero.serving.workload.requests import RequestClass
 
 
@@ -46,14 +46,15 @@ class PhaseRates:
 
     def __init__(self, price: PipelinePrice) -> None:
         self.price, self.engine = price, price.engine
-        self.kv_tokens = kv_tokens(price.pipeline, price.served, price.engine)
+        self.pool = cache_pool(price.pipeline, price.served, price.engine)
+        self._window = price.served.window
         self._lanes = len(price.pipeline.stages)
 
     def rate(self, phase: str, kind: RequestClass) -> PhaseRate:
         """Return what the replica does for a class in "prefill", "decode" or "both"."""
         # A prefill replica holds the prompt alone, others the answer as well.
         longest = kind.input_tokens.most if phase == "prefill" else kind.most_tokens
-        if longest > self.kv_tokens:
+        if longest > self.pool.longest:
             return NOTHING
         # A request that is alone already takes longer than its deadline.
         first_s = self.first_token_s(kind)
@@ -73,8 +74,8 @@ class PhaseRates:
         left, done, total = _new_input(kind), _cached_input(kind), 0.0
         while left > 0:
             chunk = min(left, float(self.engine.max_batched_tokens))
-            pairs = chunk * done + chunk * (chunk + 1) / 2
-            total += self.price.times(StepWork(chunk, float(chunk == left), pairs))[0]
+            work = StepWork(chunk, float(chunk == left), pairs_of(done, chunk))
+            total += self.price.times(self._near(work, pairs_of(done, chunk, self._window)))[0]
             left, done = left - chunk, done + chunk
         return total
 
@@ -87,9 +88,10 @@ class PhaseRates:
         # As many prompts as fill a step; a long one takes several steps.
         new = _new_input(kind)
         number = self.engine.max_batched_tokens / new
-        pairs = new * _cached_input(kind) + new * (new + 1) / 2
-        _, step_s = self.price.times(StepWork(new * number, max(1.0, number), pairs * number))
-        return number / step_s
+        cached = _cached_input(kind)
+        work = StepWork(new * number, max(1.0, number), pairs_of(cached, new) * number)
+        near = number * pairs_of(cached, new, self._window)
+        return number / self.price.times(self._near(work, near))[1]
 
     def _best_batch(
         self, kind: RequestClass, step: Callable[[float], tuple[float, float]], first_s: float
@@ -104,10 +106,13 @@ class PhaseRates:
         return best
 
     def _most_batch(self, kind: RequestClass) -> int:
-        # Tokens that a request holds by itself; the shared prefix is held once.
-        held = _new_input(kind) + kind.output_tokens.mean
-        shared = _cached_input(kind)
-        fits = (self.kv_tokens - shared) / held
+        groups, new = self.pool.groups, _new_input(kind)
+        # Tokens that a request holds by itself in all groups; the shared prefix is held once.
+        held = groups.mean_held(new + kind.output_tokens.mean)
+        shared = groups.mean_held(_cached_input(kind))
+        # A prompt of each batch also holds the chunk that is under way, beyond its window.
+        beyond = self._lanes * groups.beyond_window(new, self.engine.max_batched_tokens)
+        fits = (self.pool.num_blocks * groups.block_tokens - shared - beyond) / held
         return max(1, min(self.engine.max_sequences * self._lanes, int(fits)))
 
     def _decoding(self, kind: RequestClass, batch: float) -> tuple[float, float]:
@@ -116,7 +121,8 @@ class PhaseRates:
         # decoder gives out all tokens.
         steps = max(1.0, kind.output_tokens.mean - 1)
         part = batch / self._lanes
-        between_s = self._round_s(StepWork(part, part, 0.0, part * kind.mean_context))
+        work = StepWork(part, part, 0.0, part * kind.mean_context)
+        between_s = self._round_s(self._near(work, 0.0, part * self._near_context(kind)))
         return batch / (steps * between_s), between_s
 
     def _mixing(self, kind: RequestClass, batch: float) -> tuple[float, float]:
@@ -141,7 +147,9 @@ class PhaseRates:
             tokens = number * piece
             pairs = tokens * (_cached_input(kind) + new / 2)
             sampled = part + tokens / new
-            return self._round_s(StepWork(part + tokens, sampled, pairs, part * kind.mean_context))
+            work = StepWork(part + tokens, sampled, pairs, part * kind.mean_context)
+            near = tokens / new * pairs_of(_cached_input(kind), new, self._window)
+            return self._round_s(self._near(work, near, part * self._near_context(kind)))
 
         # Of the batches of a pipeline one that has a piece more holds up the others.
         fewer = floor(taken)
@@ -159,6 +167,17 @@ class PhaseRates:
         steps = max(0.0, kind.output_tokens.mean - 1)
         return PhaseRate(1 / (first_s + steps * between_s), 1, first_s, between_s)
 
+    def _near(self, work: StepWork, pairs: float, context: float = 0.0) -> StepWork:
+        """Return the work with what layers with a window attend to; as it is without such layers,
+        so that equal work is priced once."""
+        if self._window is None:
+            return work
+        return work._replace(near_pairs=pairs, near_context=context)
+
+    def _near_context(self, kind: RequestClass) -> float:
+        """Return the mean tokens that a decoded token attends to in layers with a window."""
+        return 0.0 if self._window is None else kind.mean_context_within(self._window)
+
     def _round_s(self, work: StepWork) -> float:
         """Return the seconds between a request's tokens, with such a batch in each stage."""
         # A round lasts as one batch through all stages, or as all batches on the slowest stage.
@@ -166,9 +185,9 @@ class PhaseRates:
         return max(whole_s, self._lanes * slowest_s)
 
 
-def kv_hand_over_bytes(served: ServedModel, kind: RequestClass) -> float:
-    """Return the bytes of keys and values of a prompt that go from prefill to decode."""
-    return kind.input_tokens.mean * served.kv_bytes_per_token
+def kv_hand_over_bytes(served: ServedModel, kind: RequestClass, block_tokens: int) -> float:
+    """Return the mean bytes of keys and values of a prompt that go from prefill to decode."""
+    return kind.input_tokens.mean_of(lambda n: served.hand_over_bytes(n, block_tokens))
 
 
 def _cached_input(kind: RequestClass) -> float:

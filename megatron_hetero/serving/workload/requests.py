@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, takewhile
@@ -21,6 +21,11 @@ class TokenLengths:
         """Return the mean tokens."""
         total = sum(weight for _, weight in self.values)
         return sum(tokens * weight for tokens, weight in self.values) / total
+
+    def mean_of(self, figure: Callable[[int], float]) -> float:
+        """Return the mean of a figure of the tokens."""
+        total = sum(weight for _, weight in self.values)
+        return sum(figure(tokens) * weight for tokens, weight in self.values) / total
 
     @cached_property
     def most(self) -> int:
@@ -65,6 +70,18 @@ class RequestClass:
         """Return the mean tokens that a decoded token attends to."""
         # Half of the answer, on average over its tokens.
         return self.input_tokens.mean + self.output_tokens.mean / 2
+
+    def mean_context_within(self, window: int) -> float:
+        """Return the same in a layer whose tokens attend to at most `window` others."""
+
+        def of_input(tokens: int) -> float:
+            # Beyond the window the context is the window, and before it grows by a token a step.
+            last = tokens + self.output_tokens.mean
+            turn = min(max(float(tokens), window), last)
+            grown = (turn * turn - tokens * tokens) / 2
+            return (grown + min(window, last) * (last - turn)) / (last - tokens)
+
+        return self.input_tokens.mean_of(of_input)
 
 
 @dataclass(frozen=True)
