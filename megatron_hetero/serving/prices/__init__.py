@@ -13,5 +13,6 @@ measured  steps that the user measured, which win over tables
 profile_file  the files that such steps are read from
 basis     what a price rests on, in words
 steps     seconds of one step of an engine on a stage and on a pipeline
+prompts   means over the requests of a class
 rates     requests per second of a replica, by class and phase
 """

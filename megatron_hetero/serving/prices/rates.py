@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from megatron_hetero.serving.prices.memory import cache_pool
+from megatron_hetero.serving.prices.prompts import MeanRequest, mean_request
 from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import PipelinePrice
 from megatron_hetero.serving.prices.work import StepWork, pairs_of
@@ -70,8 +71,12 @@ class PhaseRates:
 
     def first_token_s(self, kind: RequestClass) -> float:
         """Return the seconds to the first token of a request that is alone, in chunks."""
+        return self._prompt_s(kind.input_tokens.mean, self._mean(kind).prefix)
+
+    def _prompt_s(self, tokens: float, prefix: float) -> float:
         # Chunk by chunk: each attends to all tokens before and to its own.
-        left, done, total = _new_input(kind), _cached_input(kind), 0.0
+        done, total = min(prefix, tokens - 1), 0.0
+        left = tokens - done
         while left > 0:
             chunk = min(left, float(self.engine.max_batched_tokens))
             work = StepWork(chunk, float(chunk == left), pairs_of(done, chunk))
@@ -86,12 +91,10 @@ class PhaseRates:
     def _prefill_per_s(self, kind: RequestClass) -> float:
         """Return the prompts per second in steps full of prompts."""
         # As many prompts as fill a step; a long one takes several steps.
-        new = _new_input(kind)
-        number = self.engine.max_batched_tokens / new
-        cached = _cached_input(kind)
-        work = StepWork(new * number, max(1.0, number), pairs_of(cached, new) * number)
-        near = number * pairs_of(cached, new, self._window)
-        return number / self.price.times(self._near(work, near))[1]
+        mean = self._mean(kind)
+        number = self.engine.max_batched_tokens / mean.new
+        work = StepWork(mean.new * number, max(1.0, number), mean.pairs * number)
+        return number / self.price.times(self._near(work, number * mean.near_pairs))[1]
 
     def _best_batch(
         self, kind: RequestClass, step: Callable[[float], tuple[float, float]], first_s: float
@@ -106,12 +109,12 @@ class PhaseRates:
         return best
 
     def _most_batch(self, kind: RequestClass) -> int:
-        groups, new = self.pool.groups, _new_input(kind)
+        groups, mean = self.pool.groups, self._mean(kind)
         # Tokens that a request holds by itself in all groups; the shared prefix is held once.
-        held = groups.mean_held(new + kind.output_tokens.mean)
-        shared = groups.mean_held(_cached_input(kind))
+        held = groups.mean_held(mean.held)
+        shared = groups.mean_held(mean.prefix)
         # A prompt of each batch also holds the chunk that is under way, beyond its window.
-        beyond = self._lanes * groups.beyond_window(new, self.engine.max_batched_tokens)
+        beyond = self._lanes * groups.beyond_window(mean.new, self.engine.max_batched_tokens)
         fits = (self.pool.num_blocks * groups.block_tokens - shared - beyond) / held
         return max(1, min(self.engine.max_sequences * self._lanes, int(fits)))
 
@@ -120,9 +123,9 @@ class PhaseRates:
         # The first token comes from prefill; an answer of one token takes a step here, too, as the
         # decoder gives out all tokens.
         steps = max(1.0, kind.output_tokens.mean - 1)
-        part = batch / self._lanes
-        work = StepWork(part, part, 0.0, part * kind.mean_context)
-        between_s = self._round_s(self._near(work, 0.0, part * self._near_context(kind)))
+        part, mean = batch / self._lanes, self._mean(kind)
+        work = StepWork(part, part, 0.0, part * mean.context)
+        between_s = self._round_s(self._near(work, 0.0, part * mean.near_context))
         return batch / (steps * between_s), between_s
 
     def _mixing(self, kind: RequestClass, batch: float) -> tuple[float, float]:
@@ -134,7 +137,8 @@ class PhaseRates:
         steps = kind.output_tokens.mean - 1
         if steps <= 0:
             return self._prefill_per_s(kind), 0.0
-        part, new = batch / self._lanes, _new_input(kind)
+        part, mean = batch / self._lanes, self._mean(kind)
+        new = mean.new
         room = self.engine.max_batched_tokens - part
         if room < 1:
             return 0.0, inf
@@ -145,11 +149,12 @@ class PhaseRates:
 
         def round_s(number: int) -> float:
             tokens = number * piece
-            pairs = tokens * (_cached_input(kind) + new / 2)
-            sampled = part + tokens / new
-            work = StepWork(part + tokens, sampled, pairs, part * kind.mean_context)
-            near = tokens / new * pairs_of(_cached_input(kind), new, self._window)
-            return self._round_s(self._near(work, near, part * self._near_context(kind)))
+            prompts = tokens / new
+            work = StepWork(
+                part + tokens, part + prompts, prompts * mean.pairs, part * mean.context
+            )
+            near = prompts * mean.near_pairs, part * mean.near_context
+            return self._round_s(self._near(work, *near))
 
         # Of the batches of a pipeline one that has a piece more holds up the others.
         fewer = floor(taken)
@@ -165,7 +170,9 @@ class PhaseRates:
         if between_s > kind.between_tokens_s:
             return NOTHING
         steps = max(0.0, kind.output_tokens.mean - 1)
-        return PhaseRate(1 / (first_s + steps * between_s), 1, first_s, between_s)
+        prefix = self._mean(kind).prefix
+        mean_s = kind.input_tokens.mean_of(lambda tokens: self._prompt_s(tokens, prefix))
+        return PhaseRate(1 / (mean_s + steps * between_s), 1, first_s, between_s)
 
     def _near(self, work: StepWork, pairs: float, context: float = 0.0) -> StepWork:
         """Return the work with what layers with a window attend to; as it is without such layers,
@@ -174,9 +181,8 @@ class PhaseRates:
             return work
         return work._replace(near_pairs=pairs, near_context=context)
 
-    def _near_context(self, kind: RequestClass) -> float:
-        """Return the mean tokens that a decoded token attends to in layers with a window."""
-        return 0.0 if self._window is None else kind.mean_context_within(self._window)
+    def _mean(self, kind: RequestClass) -> MeanRequest:
+        return mean_request(kind, self._window)
 
     def _round_s(self, work: StepWork) -> float:
         """Return the seconds between a request's tokens, with such a batch in each stage."""
@@ -188,14 +194,6 @@ class PhaseRates:
 def kv_hand_over_bytes(served: ServedModel, kind: RequestClass, block_tokens: int) -> float:
     """Return the mean bytes of keys and values of a prompt that go from prefill to decode."""
     return kind.input_tokens.mean_of(lambda n: served.hand_over_bytes(n, block_tokens))
-
-
-def _cached_input(kind: RequestClass) -> float:
-    return kind.input_tokens.mean * kind.shared_prefix
-
-
-def _new_input(kind: RequestClass) -> float:
-    return max(1.0, kind.input_tokens.mean - _cached_input(kind))
 
 
 def _batches(most: int) -> Iterator[int]:

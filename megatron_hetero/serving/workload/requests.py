@@ -65,24 +65,6 @@ class RequestClass:
         """Return the tokens of the longest request, whose keys and values have to fit."""
         return self.input_tokens.most + self.output_tokens.most
 
-    @property
-    def mean_context(self) -> float:
-        """Return the mean tokens that a decoded token attends to."""
-        # Half of the answer, on average over its tokens.
-        return self.input_tokens.mean + self.output_tokens.mean / 2
-
-    def mean_context_within(self, window: int) -> float:
-        """Return the same in a layer whose tokens attend to at most `window` others."""
-
-        def of_input(tokens: int) -> float:
-            # Beyond the window the context is the window, and before it grows by a token a step.
-            last = tokens + self.output_tokens.mean
-            turn = min(max(float(tokens), window), last)
-            grown = (turn * turn - tokens * tokens) / 2
-            return (grown + min(window, last) * (last - turn)) / (last - tokens)
-
-        return self.input_tokens.mean_of(of_input)
-
 
 @dataclass(frozen=True)
 class Request:

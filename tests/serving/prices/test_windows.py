@@ -9,6 +9,7 @@ import pytest
 
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.memory import cache_pool
+from megatron_hetero.serving.prices.prompts import mean_request
 from megatron_hetero.serving.prices.rates import PhaseRates
 from megatron_hetero.serving.prices.served import ServedModel, load_served
 from megatron_hetero.serving.prices.steps import PipelinePrice, stage_prices
@@ -111,10 +112,10 @@ def test_a_simulation_with_windows_serves_what_rates_promise(tmp_path: Path) -> 
 def test_the_mean_context_in_a_window(tmp_path: Path) -> None:
     lengths = TokenLengths(((100, 1.0), (700, 1.0))), TokenLengths(((400, 1.0),))
     kind = RequestClass("c", 1.0, *lengths)
-    assert kind.mean_context_within(10_000) == pytest.approx(kind.mean_context)
-    assert kind.mean_context_within(50) == 50
+    assert mean_request(kind, 10_000).near_context == mean_request(kind, None).context == 600
+    assert mean_request(kind, 50).near_context == 50
     # From 100 to 300 it grows, and stays there; from 700 on it is 300.
-    assert kind.mean_context_within(300) == pytest.approx(((200 + 300) / 2 + 300) / 2)
+    assert mean_request(kind, 300).near_context == pytest.approx(((200 + 300) / 2 + 300) / 2)
 
 
 def test_a_hand_over_has_what_a_window_reaches(tmp_path: Path) -> None:
