@@ -37,6 +37,7 @@ if __name__ == "__main__":
 import openai
 import psutil
 
+from megatron_hetero.serving.prices.cache import CachePool
 from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.simulate.outcome import quantiles
 from megatron_hetero.serving.simulate.queue import ReplicaQueue, Running
@@ -199,7 +200,7 @@ def simulated(requests: Sequence[Request], steps: Sequence[MeasuredSteps]) -> li
     parts = [part for _, part, *_ in CLASSES]
     replicas = [
         SimulatedReplica(
-            TimedQueue(step, KV_TOKENS, 16, STEP_TOKENS, MOST_SEQUENCES, lanes),
+            TimedQueue(step, CachePool.of_tokens(KV_TOKENS), STEP_TOKENS, MOST_SEQUENCES, lanes),
             "both", "here", tuple(weight * part for part in parts),
         )
         for step, lanes, weight in zip(steps, LANES, WEIGHTS, strict=True)

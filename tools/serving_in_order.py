@@ -94,7 +94,7 @@ def _slowest(cluster: Cluster, nodes: list[Node]) -> Link:
 def _offered(fleet: Fleet, pipeline: ReplicaPipeline) -> OfferedReplica | None:
     rates = PhaseRates(PipelinePrice(pipeline, fleet.served, fleet.engine))
     own = rates.rate("both", fleet.mix.classes[0])
-    if own is NOTHING or rates.kv_tokens <= 0:
+    if own is NOTHING or not rates.pool.num_blocks:
         return None
     # Its place hands nothing over, as no replica has a phase apart.
     shape = Shape(pipeline, tuple(fleet.pools[0].name for _ in pipeline.stages))

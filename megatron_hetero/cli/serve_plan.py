@@ -24,7 +24,6 @@ from megatron_hetero.serving.fleet.plan import Goal
 from megatron_hetero.serving.fleet.story import story_of
 from megatron_hetero.serving.fleet.unserved import (
     beyond_positions,
-    beyond_window,
     not_stored,
     unread_limits,
 )
@@ -144,7 +143,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         *unread_limits(cluster.limits),
         *not_stored(served),
         *beyond_positions(served, mix),
-        *beyond_window(served, mix),
     ):
         output.note(note)
     measured = read_measured_steps(arguments.profile, {n.gpu_type.name for n in cluster.nodes})

@@ -50,7 +50,7 @@ def _moe_layer_freq(flags: FlagReader, num_layers: int) -> tuple[int, ...]:
     # N: layers 0, N, 2 N and so on have experts.
     if text.isascii() and text.isdecimal() and int(text):
         return tuple(int(i % int(text) == 0) for i in range(num_layers))
-    pattern = _listed(text)
+    pattern = listed_layers(text)
     if pattern is None:
         flags.fail(
             [flag],
@@ -66,7 +66,7 @@ def _moe_layer_freq(flags: FlagReader, num_layers: int) -> tuple[int, ...]:
     return tuple(pattern)
 
 
-def _listed(text: str) -> list[int] | None:
+def listed_layers(text: str) -> list[int] | None:
     """Read a list of zeros and ones as Python would evaluate it; None where the text is none."""
     tokens = _TOKEN.findall(text)
     if "".join(tokens) != text or text.count("(") > _MOST_BRACKETS:

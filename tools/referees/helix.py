@@ -38,6 +38,7 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.serving.prices.cache import CachePool
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.measured import EngineStep, profile_for
 from megatron_hetero.serving.prices.served import ServedModel
@@ -202,7 +203,9 @@ def decoded_per_s(
         span: seconds from and to which tokens count.
     """
     price, held = pipeline
-    queue = _Counted(price, held, BLOCK, prompts * MOST_PROMPT, most, num_lanes=1)
+    queue = _Counted(
+        price, CachePool.of_tokens(held, BLOCK), prompts * MOST_PROMPT, most, num_lanes=1
+    )
     lengths = TokenLengths(((1, 1.0),))
     mix = RequestMix((RequestClass("all", 1.0, lengths, lengths),))
     FleetRun([SimulatedReplica(queue, "both", "one", (1.0,))], mix).run(requests)

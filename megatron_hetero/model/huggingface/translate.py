@@ -132,7 +132,7 @@ def _refuse_type(document: Document, model_type: object) -> NoReturn:
     if isinstance(inner, str) and inner in SUPPORTED_MODEL_TYPES:
         hint = (
             f'; its text_config is a "{inner}", which is: write that part alone into a file of its '
-            "own to train it without the others"
+            "own to plan for it without the others"
         )
     if model_type is None and inner is None:
         raise ModelError(

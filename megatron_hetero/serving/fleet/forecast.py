@@ -111,7 +111,7 @@ def simulate(
         simulated_replicas(fleet, found),
         fleet.mix,
         _transfers(fleet),
-        fleet.served.kv_bytes_per_token,
+        lambda tokens: fleet.served.hand_over_bytes(tokens, fleet.engine.block_tokens),
         policy,
         seed,
         found.flows,
@@ -131,8 +131,7 @@ def simulated_replicas(fleet: Fleet, found: Composition) -> list[SimulatedReplic
         for _ in range(count):
             queue = ReplicaQueue(
                 offered.rates.price,
-                offered.rates.kv_tokens,
-                fleet.engine.block_tokens,
+                offered.rates.pool,
                 fleet.engine.max_batched_tokens,
                 fleet.engine.max_sequences * num_lanes,
                 num_lanes,

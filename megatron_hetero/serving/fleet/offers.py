@@ -21,6 +21,7 @@ from megatron_hetero.serving.compose.problem import (
 from megatron_hetero.serving.fleet.pools import Pool, pools_of, wires_of
 from megatron_hetero.serving.fleet.shapes import Shape, shapes_of
 from megatron_hetero.serving.prices.engine import Engine
+from megatron_hetero.serving.prices.prompts import mean_request
 from megatron_hetero.serving.prices.rates import NOTHING, PhaseRate, PhaseRates
 from megatron_hetero.serving.prices.rates import kv_hand_over_bytes as hand_over_bytes
 from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
@@ -111,7 +112,10 @@ class Fleet:
             self.mix.demand,
             tuple(kind.name for kind in self.mix.classes),
             routes,
-            tuple(hand_over_bytes(self.served, kind) for kind in self.mix.classes),
+            tuple(
+                hand_over_bytes(self.served, kind, self.engine.block_tokens)
+                for kind in self.mix.classes
+            ),
             self.wires,
             budget_per_hour=budget_per_hour,
             utilization=utilization,
@@ -124,7 +128,7 @@ class Fleet:
         # Hidden states of a token cross each hop once.
         token_bytes = self.served.model.hidden_size * ACTIVATION_BYTES
         # Tokens of a shared prefix are not computed again.
-        prompts = [c.input_tokens.mean * (1 - c.shared_prefix) for c in self.mix.classes]
+        prompts = [mean_request(c, None).new for c in self.mix.classes]
         answers = [c.output_tokens.mean for c in self.mix.classes]
         phase = replica.phase
         sizes = tuple(
@@ -143,7 +147,9 @@ def make_fleet(
 
     Raises:
         InfeasiblePlanError: the weights fit no group of GPUs, or no GPU runs their format.
+        UnsupportedError: the engine keeps keys and values in a way that is not priced.
     """
+    served = served.under(engine)
     pools = pools_of(cluster)
     shapes = shapes_of(cluster, pools, served, engine)
     if all(served.precision_on(pool.gpu) is None for pool in pools):

@@ -56,7 +56,7 @@ def placed_replicas(fleet: Fleet, found: Composition) -> tuple[PlannedReplica, .
                 offered.shape.place,
                 stages,
                 tuple(rate / count for rate in found.rates[name]),
-                offered.rates.kv_tokens,
+                offered.rates.pool.tokens,
                 fleet.engine.max_sequences * len(stages),
                 found.utilization.get(name, 0.0),
             )

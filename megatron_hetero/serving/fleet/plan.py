@@ -38,7 +38,8 @@ class PlannedReplica:
     Attributes:
         place: its pool.
         rates: requests per second of each class, in the order of the plan's classes.
-        kv_tokens: whose keys and values fit, as predicted.
+        kv_tokens: whose keys and values fit in all layers, as predicted; requests that are longer
+            than a window of attention need less.
         max_sequences: that run at once.
         utilization: part of its time that these rates take.
     """

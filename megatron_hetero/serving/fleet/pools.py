@@ -39,7 +39,8 @@ class Pool:
 
 
 def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
-    """Group the machines of a cluster, in the order of its file.
+    """Group the machines of a cluster, in an order that does not depend on that of its file: of
+    equally good fleets the search finds the same one.
 
     Raises:
         UnsupportedError: a machine with unlike cards is priced as a whole.
@@ -75,7 +76,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
     # Name each group by GPU type and site.
     names: dict[str, int] = {}
     found = []
-    for group in groups.values():
+    for group in sorted(groups.values(), key=_order):
         first = group[0]
         name = f"{first.gpu_type.name} at {first.site}"
         names[name] = names.get(name, 0) + 1
@@ -85,6 +86,16 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
         prices = first.price_per_hour or 0.0, first.gpu_price_per_hour or 0.0
         found.append(Pool(name, first.gpu_type, first.link, first.site, devices, *prices))
     return tuple(found)
+
+
+def _order(group: list[Node]) -> tuple[str, str, float, float, float, float, float, float, int]:
+    """Return the place of a group of like machines among groups: by all that tells them apart."""
+    first = group[0]
+    return (
+        first.gpu_type.name, first.site, -len(first.devices), first.price_per_hour or 0.0,
+        first.gpu_price_per_hour or 0.0, -first.link.bytes_per_s, first.link.latency_s,
+        -first.uplink_bytes_per_s, -first.gpu_type.memory_bytes,
+    )  # fmt: skip
 
 
 def has_prices(cluster: Cluster) -> bool:
@@ -101,7 +112,7 @@ def link_between(cluster: Cluster, one: Pool, other: Pool) -> Link | None:
         # Pairs of two machines, as a machine hands nothing over to itself by the network.
         cluster.node_links[a, b] for a, _ in one.devices for b, _ in other.devices if a != b
     ]  # fmt: skip
-    return min(links, key=lambda link: link.bytes_per_s, default=None)
+    return min(links, key=lambda link: (link.bytes_per_s, -link.latency_s), default=None)
 
 
 def wires_of(cluster: Cluster, pools: tuple[Pool, ...]) -> tuple[Wire, ...]:

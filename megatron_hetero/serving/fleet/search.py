@@ -69,22 +69,39 @@ def search_fleet(
         load = 0.9 * whole.scale
         return FoundFleet(whole, whole, judge(fleet, whole, load, seed), load, 1.0)
     # Both routes together may be best in rates and still lose to one of them in queues.
-    best: FoundFleet | None = None
+    found: list[FoundFleet] = []
     for routes in _WAYS:
         try:
             made = serve_most(fleet.composing(budget_per_hour, routes=routes), gap)
         except InfeasiblePlanError:
             continue
-        judged = _goodput(fleet, made, whole, seed)
-        if best is None or judged.load > best.load:
-            best = judged
-    if best is None or best.load <= 0:
+        found.append(_goodput(fleet, made, whole, seed))
+    best = max(found, key=lambda judged: judged.load)
+    if best.load > 0:
+        found.append(_improved(fleet, best, budget_per_hour, seed))
+    return _settled(fleet, found, whole, seed)
+
+
+def _settled(
+    fleet: Fleet, found: list[FoundFleet], whole: Composition, seed: int
+) -> FoundFleet:  # fmt: skip
+    """Return the fleet with the largest load in settled runs, which brief ones are not sure to
+    tell.
+
+    Raises:
+        InfeasiblePlanError: no fleet keeps the deadlines at any load.
+    """
+    best: FoundFleet | None = None
+    # The best in brief runs first: a settled run finds no larger load.
+    for judged in sorted(found, key=lambda judged: -judged.load):
+        if judged.load > (best.load if best else 0.0):
+            made = judged.composition
+            settled = _goodput(fleet, made, whole, seed, judged.load, is_settled=True)
+            if settled.load > (best.load if best else 0.0):
+                best = settled
+    if best is None:
         raise InfeasiblePlanError(_no_deadlines(fleet))
-    improved = _improved(fleet, best, budget_per_hour, seed)
-    settled = _goodput(fleet, improved.composition, whole, seed, improved.load, is_settled=True)
-    if settled.load <= 0:
-        raise InfeasiblePlanError(_no_deadlines(fleet))
-    return settled
+    return best
 
 
 def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> FoundFleet:

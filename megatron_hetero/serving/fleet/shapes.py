@@ -15,7 +15,7 @@ from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.serving.fleet.pools import Pool, link_between
 from megatron_hetero.serving.prices.engine import Engine
-from megatron_hetero.serving.prices.memory import kv_tokens, weight_bytes, working_bytes
+from megatron_hetero.serving.prices.memory import cache_pool, weight_bytes, working_bytes
 from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import (
     ReplicaPipeline,
@@ -151,7 +151,7 @@ def _divided(
             ReplicaStage(s.gpu, s.width, n, s.link) for s, n in zip(stages, layers, strict=True)
         )
         pipeline = ReplicaPipeline(placed, tuple(hops))
-        if kv_tokens(pipeline, served, engine) > 0:
+        if cache_pool(pipeline, served, engine).num_blocks:
             yield Shape(pipeline, pools)
 
 

@@ -38,20 +38,6 @@ def not_stored(served: ServedModel) -> Iterator[str]:
         )
 
 
-def beyond_window(served: ServedModel, mix: RequestMix) -> Iterator[str]:
-    """Yield a note where windows of attention make requests cheaper than they are priced."""
-    window = served.window
-    names = [
-        f'"{kind.name}"' for kind in mix.classes if window is not None and kind.most_tokens > window
-    ]
-    if names:
-        yield (
-            f"{served.source} attends to {window:,} tokens at most in layers with a window; "
-            f"requests of {', '.join(names)} are longer, and their keys, values and attention are "
-            "priced as of full attention: engines may hold and serve more than the plan says"
-        )
-
-
 def unread_limits(limits: Limits) -> Iterator[str]:
     """Yield a note on limits of cluster.yaml that a fleet does not keep to."""
     # Tensor-parallel groups never leave a machine here.
@@ -93,15 +79,15 @@ def _reason(fleet: Fleet, kind: RequestClass) -> str:
         PhaseRates(PipelinePrice(shape.pipeline, fleet.served, fleet.engine))
         for shape in shapes_of(fleet.cluster, fleet.pools, fleet.served, fleet.engine)
     ]
-    most = max(rates.kv_tokens for rates in every)
+    most = max(rates.pool.longest for rates in every)
     if kind.most_tokens > most:
         return (
             f"its longest request has {kind.most_tokens:,} tokens, and the largest replica holds "
-            f"keys and values of {most:,} beside the weights; shorten input or output, take --kv "
-            "fp8 or fewer bytes for a weight (--weights), or larger GPUs"
+            f"keys and values of {most:,.0f} beside the weights; shorten input or output, take "
+            "--kv fp8 or fewer bytes for a weight (--weights), or larger GPUs"
         )
     # Deadlines, each by the replica that is quickest with one request.
-    roomy = [rates for rates in every if rates.kv_tokens >= kind.most_tokens]
+    roomy = [rates for rates in every if rates.pool.longest >= kind.most_tokens]
     first_s = min(rates.first_token_s(kind) for rates in roomy)
     if first_s > kind.first_token_s:
         return _too_tight("first_token", kind.first_token_s, first_s)

@@ -25,6 +25,8 @@ class Engine:
         max_batched_tokens: of one step.
         max_sequences: that run at once.
         step_s: of the host for each step, beside the GPU's time (scheduling, sampling).
+        keeps_windows: whether it keeps no more tokens than windows of attention need; in the models
+            that are read, SGLang 0.5.23 has no windows but in GPT-OSS.
         runs_unlike_widths: whether stages of one pipeline may have unlike tensor-parallel widths.
         profile: steps that were measured with the engine; None: prices are those of tables.
     """
@@ -35,13 +37,14 @@ class Engine:
     max_batched_tokens: int = 8192
     max_sequences: int = 256
     step_s: float = 2e-4
+    keeps_windows: bool = True
     runs_unlike_widths: bool = False
     profile: StepProfile | None = None
 
 
 ENGINES: dict[EngineName, Engine] = {
     "vllm": Engine("vllm"),
-    "sglang": Engine("sglang", memory_part=0.88, block_tokens=1),
+    "sglang": Engine("sglang", memory_part=0.88, block_tokens=1, keeps_windows=False),
     # No engine runs such pipelines yet: for the price of that restriction.
     "any": Engine("any", runs_unlike_widths=True),
 }

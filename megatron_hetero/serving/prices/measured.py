@@ -17,7 +17,7 @@ import numpy as np
 
 from megatron_hetero.errors import ProfileError, UsageError, some_of
 from megatron_hetero.serving.prices.served import ServedModel
-from megatron_hetero.serving.prices.work import StepWork
+from megatron_hetero.serving.prices.work import StepWork, pairs_of
 
 StepPhase = Literal["prefill", "decode"]
 
@@ -53,12 +53,19 @@ class EngineStep:
 
     @property
     def work(self) -> StepWork:
-        """Return what the step does."""
+        """Return what the step does without windows of attention."""
+        return self.work_within(None)
+
+    def work_within(self, window: int | None) -> StepWork:
+        """Return what the step does, in layers with a window of so many tokens too."""
+        number, new = float(self.batch), float(self.tokens)
         if self.phase == "decode":
-            return StepWork(float(self.batch), float(self.batch), 0.0, self.batch * self.context)
-        new = float(self.tokens)
-        pairs = new * self.context + new * (new + 1) / 2
-        return StepWork(self.batch * new, float(self.batch), self.batch * pairs)
+            work = StepWork(number, number, 0.0, number * self.context)
+            near = 0.0, number * min(self.context, window or 0)
+        else:
+            work = StepWork(number * new, number, number * pairs_of(self.context, new))
+            near = number * pairs_of(self.context, new, window), 0.0
+        return work if window is None else work._replace(near_pairs=near[0], near_context=near[1])
 
 
 class LogSurface:

@@ -1,4 +1,4 @@
-"""Bytes of weights on a GPU, and the number of tokens with keys and values in the remaining memory.
+"""Bytes of weights on a GPU, and the blocks of keys and values in the remaining memory.
 
 A token's keys and values are on all stages of a pipeline, so the fullest stage decides for all.
 vLLM says it in its own words: all ranks get the smallest number of KV blocks of any rank
@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from megatron_hetero.cost.memory.libraries import CONTEXT_BYTES
+from megatron_hetero.serving.prices.cache import CachePool, cache_groups
 from megatron_hetero.serving.prices.engine import Engine
 from megatron_hetero.serving.prices.matrices import layer_matrices
 from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
@@ -55,14 +56,17 @@ def working_bytes(price: StagePrice, engine: Engine) -> float:
     return activations + logits + CONTEXT_BYTES + (0 if is_alone else _COMMUNICATOR_BYTES)
 
 
-def kv_tokens(pipeline: ReplicaPipeline, served: ServedModel, engine: Engine) -> int:
-    """Return the tokens whose keys and values a replica holds: those of its fullest stage, in whole
-    blocks; 0 where the weights do not fit."""
+def cache_pool(pipeline: ReplicaPipeline, served: ServedModel, engine: Engine) -> CachePool:
+    """Return the blocks of keys and values that a replica holds: those of its fullest stage; none
+    where the weights do not fit."""
     least = inf
     for price in stage_prices(pipeline.stages, served):
         memory = price.stage.gpu.memory_bytes * engine.memory_part
-        # Room for keys and values, in blocks of all layers of the stage.
+        # Room for keys and values, in blocks of the layers of a group on the stage.
         room = memory - weight_bytes(price) - working_bytes(price, engine)
-        block = engine.block_tokens * price.stage.num_layers * served.kv_bytes(price.stage.width)
+        block = engine.block_tokens * price.num_cached * served.kv_bytes(price.stage.width)
         least = min(least, max(0.0, room // block) if block else inf)
-    return int(least) * engine.block_tokens
+    # A step more than stages is under way: the host prepares it while the others run.
+    in_flight = (len(pipeline.stages) + 1) * engine.max_batched_tokens
+    groups = cache_groups(served.windowed, served.window, engine.block_tokens, in_flight)
+    return CachePool(int(least), groups)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import floor, inf
 
-from megatron_hetero.serving.prices.memory import kv_tokens
+from megatron_hetero.serving.prices.memory import cache_pool
+from megatron_hetero.serving.prices.prompts import MeanRequest, mean_request
 from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import PipelinePrice
-from megatron_hetero.serving.prices.work import StepWork
+from megatron_hetero.serving.prices.work import StepWork, pairs_of
 from megatron_hetero.serving.workload.requests import RequestClass
 
 
@@ -46,14 +47,15 @@ class PhaseRates:
 
     def __init__(self, price: PipelinePrice) -> None:
         self.price, self.engine = price, price.engine
-        self.kv_tokens = kv_tokens(price.pipeline, price.served, price.engine)
+        self.pool = cache_pool(price.pipeline, price.served, price.engine)
+        self._window = price.served.window
         self._lanes = len(price.pipeline.stages)
 
     def rate(self, phase: str, kind: RequestClass) -> PhaseRate:
         """Return what the replica does for a class in "prefill", "decode" or "both"."""
         # A prefill replica holds the prompt alone, others the answer as well.
         longest = kind.input_tokens.most if phase == "prefill" else kind.most_tokens
-        if longest > self.kv_tokens:
+        if longest > self.pool.longest:
             return NOTHING
         # A request that is alone already takes longer than its deadline.
         first_s = self.first_token_s(kind)
@@ -69,12 +71,16 @@ class PhaseRates:
 
     def first_token_s(self, kind: RequestClass) -> float:
         """Return the seconds to the first token of a request that is alone, in chunks."""
+        return self._prompt_s(kind.input_tokens.mean, self._mean(kind).prefix)
+
+    def _prompt_s(self, tokens: float, prefix: float) -> float:
         # Chunk by chunk: each attends to all tokens before and to its own.
-        left, done, total = _new_input(kind), _cached_input(kind), 0.0
+        done, total = min(prefix, tokens - 1), 0.0
+        left = tokens - done
         while left > 0:
             chunk = min(left, float(self.engine.max_batched_tokens))
-            pairs = chunk * done + chunk * (chunk + 1) / 2
-            total += self.price.times(StepWork(chunk, float(chunk == left), pairs))[0]
+            work = StepWork(chunk, float(chunk == left), pairs_of(done, chunk))
+            total += self.price.times(self._near(work, pairs_of(done, chunk, self._window)))[0]
             left, done = left - chunk, done + chunk
         return total
 
@@ -85,11 +91,10 @@ class PhaseRates:
     def _prefill_per_s(self, kind: RequestClass) -> float:
         """Return the prompts per second in steps full of prompts."""
         # As many prompts as fill a step; a long one takes several steps.
-        new = _new_input(kind)
-        number = self.engine.max_batched_tokens / new
-        pairs = new * _cached_input(kind) + new * (new + 1) / 2
-        _, step_s = self.price.times(StepWork(new * number, max(1.0, number), pairs * number))
-        return number / step_s
+        mean = self._mean(kind)
+        number = self.engine.max_batched_tokens / mean.new
+        work = StepWork(mean.new * number, max(1.0, number), mean.pairs * number)
+        return number / self.price.times(self._near(work, number * mean.near_pairs))[1]
 
     def _best_batch(
         self, kind: RequestClass, step: Callable[[float], tuple[float, float]], first_s: float
@@ -104,10 +109,13 @@ class PhaseRates:
         return best
 
     def _most_batch(self, kind: RequestClass) -> int:
-        # Tokens that a request holds by itself; the shared prefix is held once.
-        held = _new_input(kind) + kind.output_tokens.mean
-        shared = _cached_input(kind)
-        fits = (self.kv_tokens - shared) / held
+        groups, mean = self.pool.groups, self._mean(kind)
+        # Tokens that a request holds by itself in all groups; the shared prefix is held once.
+        held = groups.mean_held(mean.held)
+        shared = groups.mean_held(mean.prefix)
+        # A prompt of each batch also holds the chunk that is under way, beyond its window.
+        beyond = self._lanes * groups.beyond_window(mean.new, self.engine.max_batched_tokens)
+        fits = (self.pool.num_blocks * groups.block_tokens - shared - beyond) / held
         return max(1, min(self.engine.max_sequences * self._lanes, int(fits)))
 
     def _decoding(self, kind: RequestClass, batch: float) -> tuple[float, float]:
@@ -115,8 +123,9 @@ class PhaseRates:
         # The first token comes from prefill; an answer of one token takes a step here, too, as the
         # decoder gives out all tokens.
         steps = max(1.0, kind.output_tokens.mean - 1)
-        part = batch / self._lanes
-        between_s = self._round_s(StepWork(part, part, 0.0, part * kind.mean_context))
+        part, mean = batch / self._lanes, self._mean(kind)
+        work = StepWork(part, part, 0.0, part * mean.context)
+        between_s = self._round_s(self._near(work, 0.0, part * mean.near_context))
         return batch / (steps * between_s), between_s
 
     def _mixing(self, kind: RequestClass, batch: float) -> tuple[float, float]:
@@ -128,7 +137,8 @@ class PhaseRates:
         steps = kind.output_tokens.mean - 1
         if steps <= 0:
             return self._prefill_per_s(kind), 0.0
-        part, new = batch / self._lanes, _new_input(kind)
+        part, mean = batch / self._lanes, self._mean(kind)
+        new = mean.new
         room = self.engine.max_batched_tokens - part
         if room < 1:
             return 0.0, inf
@@ -139,9 +149,12 @@ class PhaseRates:
 
         def round_s(number: int) -> float:
             tokens = number * piece
-            pairs = tokens * (_cached_input(kind) + new / 2)
-            sampled = part + tokens / new
-            return self._round_s(StepWork(part + tokens, sampled, pairs, part * kind.mean_context))
+            prompts = tokens / new
+            work = StepWork(
+                part + tokens, part + prompts, prompts * mean.pairs, part * mean.context
+            )
+            near = prompts * mean.near_pairs, part * mean.near_context
+            return self._round_s(self._near(work, *near))
 
         # Of the batches of a pipeline one that has a piece more holds up the others.
         fewer = floor(taken)
@@ -157,7 +170,19 @@ class PhaseRates:
         if between_s > kind.between_tokens_s:
             return NOTHING
         steps = max(0.0, kind.output_tokens.mean - 1)
-        return PhaseRate(1 / (first_s + steps * between_s), 1, first_s, between_s)
+        prefix = self._mean(kind).prefix
+        mean_s = kind.input_tokens.mean_of(lambda tokens: self._prompt_s(tokens, prefix))
+        return PhaseRate(1 / (mean_s + steps * between_s), 1, first_s, between_s)
+
+    def _near(self, work: StepWork, pairs: float, context: float = 0.0) -> StepWork:
+        """Return the work with what layers with a window attend to; as it is without such layers,
+        so that equal work is priced once."""
+        if self._window is None:
+            return work
+        return work._replace(near_pairs=pairs, near_context=context)
+
+    def _mean(self, kind: RequestClass) -> MeanRequest:
+        return mean_request(kind, self._window)
 
     def _round_s(self, work: StepWork) -> float:
         """Return the seconds between a request's tokens, with such a batch in each stage."""
@@ -166,17 +191,9 @@ class PhaseRates:
         return max(whole_s, self._lanes * slowest_s)
 
 
-def kv_hand_over_bytes(served: ServedModel, kind: RequestClass) -> float:
-    """Return the bytes of keys and values of a prompt that go from prefill to decode."""
-    return kind.input_tokens.mean * served.kv_bytes_per_token
-
-
-def _cached_input(kind: RequestClass) -> float:
-    return kind.input_tokens.mean * kind.shared_prefix
-
-
-def _new_input(kind: RequestClass) -> float:
-    return max(1.0, kind.input_tokens.mean - _cached_input(kind))
+def kv_hand_over_bytes(served: ServedModel, kind: RequestClass, block_tokens: int) -> float:
+    """Return the mean bytes of keys and values of a prompt that go from prefill to decode."""
+    return kind.input_tokens.mean_of(lambda n: served.hand_over_bytes(n, block_tokens))
 
 
 def _batches(most: int) -> Iterator[int]:

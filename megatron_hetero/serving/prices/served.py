@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.files import read_json
-from megatron_hetero.model.attention_window import attention_window
+from megatron_hetero.model.attention_window import attention_window, windowed_layers
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.model.training import Precision
+
+if TYPE_CHECKING:
+    from megatron_hetero.serving.prices.engine import Engine
 
 WeightFormat = Literal["16-bit", "fp8", "int4"]
 KvFormat = Literal["16-bit", "fp8"]
@@ -38,7 +41,8 @@ class ServedModel:
         most_tokens: tokens of a request that the model has positions for; None where that is open.
         stored: format of the checkpoint's matrices; None: its config names none that is priced.
         is_quantized: whether the checkpoint says by itself how engines are to read it.
-        window: most tokens that a token attends to in the layers that have a window; None: all do.
+        window: most tokens that a token attends to in the layers that have a window.
+        windowed: 1 for each layer that has one, 0 for each other; empty if none has.
     """
 
     model: ModelSpec
@@ -49,6 +53,7 @@ class ServedModel:
     stored: WeightFormat | None = None
     is_quantized: bool = False
     window: int | None = None
+    windowed: tuple[int, ...] = ()
 
     @property
     def weight_bytes(self) -> float:
@@ -64,6 +69,31 @@ class ServedModel:
     def kv_bytes_per_token(self) -> float:
         """Return the bytes of keys and values of a token in all layers, held once."""
         return self.model.num_layers * self.kv_bytes(width=1)
+
+    def hand_over_bytes(self, tokens: float, block_tokens: int) -> float:
+        """Return the bytes of keys and values of a prompt that another replica needs to go on: in
+        layers with a window the blocks that fill it, and one more (vLLM's NIXL connector)."""
+        num_near = sum(self.windowed)
+        near = tokens
+        if self.window is not None:
+            near = min(tokens, (-(-self.window // block_tokens) + 1) * block_tokens)
+        num_full = self.model.num_layers - num_near
+        return (num_full * tokens + num_near * near) * self.kv_bytes(width=1)
+
+    def under(self, engine: Engine) -> ServedModel:
+        """Return the model as an engine serves it.
+
+        Raises:
+            UnsupportedError: the engine has pools for this attention that are not priced.
+        """
+        if engine.keeps_windows:
+            return self
+        if self.model.learns_softmax_offset:
+            raise UnsupportedError(
+                f"{self.source}: attention with learned softmax offsets and windows has two pools "
+                f"of keys and values in {engine.name}, which are not priced; take --engine vllm"
+            )
+        return replace(self, window=None, windowed=())
 
     def kv_bytes(self, width: int) -> float:
         """Return the bytes of keys and values of a token in a layer on each GPU of a group.
@@ -136,11 +166,6 @@ def load_served(path: Path | str, weights: str | None, keys_values: str) -> Serv
         job += ["--seq-length", "1"]
     workload = load_workload(file, job)
     model = workload.model
-    if model.learns_softmax_offset:
-        raise UnsupportedError(
-            f"{file}: attention with learned softmax offsets alternates with windows of tokens; "
-            "the KV cache of windows is not priced yet"
-        )
     quantization = _quantization(file) if is_config else None
     own = _own_format(file, quantization, weights) if quantization is not None else None
     # Engines are given the folder.
@@ -154,6 +179,7 @@ def load_served(path: Path | str, weights: str | None, keys_values: str) -> Serv
     return ServedModel(
         model, source, chosen, keys_values, most, own, is_quantized,  # type: ignore[arg-type]
         attention_window(workload.megatron_args),
+        windowed_layers(workload.megatron_args, model.num_layers),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.network.collectives import ring_all_reduce_s
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.serving.prices.cache import widest_group
 from megatron_hetero.serving.prices.engine import ENGINES, Engine
 from megatron_hetero.serving.prices.kernels import CardSpeed, KernelSpeed, card_speed
 from megatron_hetero.serving.prices.matrices import Matrix, layer_matrices
@@ -45,7 +46,8 @@ class ReplicaStage:
 
 @dataclass(frozen=True)
 class StagePrice:
-    """The price of steps on a stage.  `layers` has (number, matrices) of each kind of layer."""
+    """The price of steps on a stage.  `layers` has (number, matrices) of each kind of layer;
+    `first` is the number of its first layer."""
 
     stage: ReplicaStage
     served: ServedModel
@@ -53,6 +55,17 @@ class StagePrice:
     is_first: bool
     is_last: bool
     engine: Engine = ENGINES["vllm"]
+    first: int = 0
+
+    @cached_property
+    def num_windowed(self) -> int:
+        """Return the layers with a window of attention."""
+        return sum(self.served.windowed[self.first : self.first + self.stage.num_layers])
+
+    @cached_property
+    def num_cached(self) -> int:
+        """Return the layers whose keys and values share a block."""
+        return widest_group(self.served.windowed, self.first, self.stage.num_layers)
 
     @cached_property
     def _speed(self) -> CardSpeed:
@@ -92,7 +105,7 @@ class StagePrice:
                 f"{step.where}: seconds {step.seconds}; the host alone takes {host_s} of a step of "
                 "the whole model (give the number of layers if it was a part)"
             )
-        return (step.seconds - host_s) / price._tables_s(step.work)
+        return (step.seconds - host_s) / price._tables_s(step.work_within(self.served.window))
 
     def _tables_s(self, work: StepWork) -> float:
         speed, model, width = self._speed, self.served.model, self.stage.width
@@ -101,7 +114,12 @@ class StagePrice:
         for number, matrices in self.layers:
             total += number * sum(self._product_s(m, work.tokens) for m in matrices)
         num_layers = sum(number for number, _ in self.layers)
-        total += num_layers * (self._attention_s(work) + self._between_s(work.tokens))
+        total += num_layers * self._between_s(work.tokens)
+        # Layers with a window attend to fewer tokens.
+        if self.num_windowed < num_layers:
+            total += (num_layers - self.num_windowed) * self._attention_s(work)
+        if self.num_windowed:
+            total += self.num_windowed * self._attention_s(work.near())
         # Two all-reduces a layer: behind attention and behind the MLP.
         if width > 1:
             num_bytes = work.tokens * model.hidden_size * ACTIVATION_BYTES
@@ -201,7 +219,10 @@ class PipelinePrice:
         self.pipeline, self.served, self.engine = pipeline, served, engine
         self.stages = stage_prices(pipeline.stages, served, engine)
         # Stages that are alike take equally long: each kind is priced once.
-        kinds = [(s.stage.gpu.name, s.stage.width, s.layers, s.is_last) for s in self.stages]
+        kinds = [
+            (s.stage.gpu.name, s.stage.width, s.layers, s.num_windowed, s.is_last)
+            for s in self.stages
+        ]
         self._like = [kinds.index(kind) for kind in kinds]
         self._known: dict[StepWork, tuple[float, float]] = {}
 
@@ -232,7 +253,7 @@ def stage_prices(
     for place, stage in enumerate(stages):
         layers = _layers(served.model, first, stage)
         ends = place == 0, place == len(stages) - 1
-        found.append(StagePrice(stage, served, layers, *ends, engine))
+        found.append(StagePrice(stage, served, layers, *ends, engine, first))
         first += stage.num_layers
     return tuple(found)
 

@@ -1,8 +1,9 @@
 """Requests handed on to the replicas of a plan by their shares, over HTTP.
 
-A replica that cannot be reached, or refuses because it has failed, gets no request for a while; as
-long as nothing of an answer has gone to the client, another replica gets the request. An answer
-that breaks off ends with an error that the client sees, never as if it were whole.
+A replica that cannot be reached, or refuses because it has failed, gets no request for a while, and
+one that shows no sign of life (`link`) none until it does; as long as nothing of an answer has gone
+to the client, another replica gets the request. An answer that breaks off ends with an error that
+the client sees, never as if it were whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientError, ClientResponse, web
 
 from megatron_hetero.serving.route.clients import (
     BODY_BYTES,
@@ -21,15 +22,13 @@ from megatron_hetero.serving.route.clients import (
     refused,
     send_part,
 )
+from megatron_hetero.serving.route.link import PATIENCE, Patience, ReplicaLink
 from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica
 
 CLASS_HEADER = "X-Request-Class"
 """Header in which a client may name its class of the workload."""
 _AVOIDED_S = 5.0
 """Seconds without requests for a replica that has failed."""
-_CONNECT_S = 5.0
-_SILENT_S = 600.0
-"""Seconds after which a replica that says nothing is taken for failed."""
 _FAILED = frozenset({502, 503, 504})
 
 
@@ -38,14 +37,13 @@ class RequestRouter:
 
     Args:
         targets: the replicas, at least one.
-        silent_s: after so many seconds without a word a replica is taken for failed.
+        patience: with silent replicas.
     """
 
-    def __init__(self, targets: Sequence[RoutedReplica], silent_s: float = _SILENT_S) -> None:
+    def __init__(self, targets: Sequence[RoutedReplica], patience: Patience = PATIENCE) -> None:
         self._turns = ReplicaTurns(targets)
         self._avoided: dict[str, float] = {}
-        self._silent_s = silent_s
-        self._session: ClientSession | None = None
+        self._links = {target.name: ReplicaLink(target.url, patience) for target in targets}
         self.counts = {target.name: 0 for target in targets}
         """Requests handed on, by replica."""
 
@@ -57,18 +55,12 @@ class RequestRouter:
         app.router.add_get("/v1/models", self._hand_on)
         app.router.add_post("/v1/completions", self._hand_on)
         app.router.add_post("/v1/chat/completions", self._hand_on)
-        app.on_startup.append(self._open)
         app.on_cleanup.append(self._close)
         return app
 
-    async def _open(self, _: web.Application) -> None:
-        # Streams may last; only silence ends them.
-        timeout = ClientTimeout(total=None, connect=_CONNECT_S, sock_read=self._silent_s)
-        self._session = ClientSession(timeout=timeout, connector=TCPConnector(limit=0))
-
     async def _close(self, _: web.Application) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for link in self._links.values():
+            await link.close()
 
     async def _health(self, _: web.Request) -> web.Response:
         avoided = sorted(self._now_avoided())
@@ -82,16 +74,17 @@ class RequestRouter:
             return body
         # Replicas that this request has been to.
         tried: set[str] = set()
-        why = "no replica answers"
+        why = "no replica shows a sign of life"
         while True:
             avoided = self._now_avoided() | tried
             kind = request.headers.get(CLASS_HEADER)
             target = self._turns.next(kind, avoided)
             if target is None and not tried:
-                # All have failed lately: one may be back.
-                target = self._turns.next(kind, frozenset(tried))
+                # All have failed lately: one may be back, but not one that is known to be silent.
+                target = self._turns.next(kind, self._silent())
             if target is None:
-                why = f"no replica serves this request; the last said: {why}"
+                if tried:
+                    why = f"no replica serves this request; the last said: {why}"
                 return refused(503, why, "server_error")
             tried.add(target.name)
             found = await self._try(request, body, target)
@@ -105,14 +98,11 @@ class RequestRouter:
         self, request: web.Request, body: bytes, target: RoutedReplica
     ) -> web.StreamResponse | str:
         """Hand a request to a replica; return why another one must take it, as words."""
-        assert self._session is not None
-        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        kind = request.headers.get("Content-Type", "application/json")
         self.counts[target.name] += 1
+        link = self._links[target.name]
         try:
-            asked = self._session.request(
-                request.method, target.url + request.path, data=body, headers=headers
-            )
-            async with asked as answer:
+            async with link.ask(request.method, request.path, body, kind) as answer:
                 # These say that the replica failed; all other answers are the client's.
                 if answer.status in _FAILED:
                     return (await answer.text(errors="replace"))[:200]
@@ -129,29 +119,35 @@ class RequestRouter:
             # Whole before anything is sent: one that breaks off is another replica's.
             whole = await answer.read()
             return web.Response(body=whole, status=answer.status, headers={"Content-Type": kind})
+        # A stream that ends before its first part is another replica's too.
+        part = await answer.content.readany()
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind})
         end = b""
         # A client that is gone or reads nothing says nothing about the replica.
         with suppress(ConnectionResetError):
             await response.prepare(request)
-            while True:
+            while part:
+                # The end of what was sent, to close an event that broke off.
+                end = (end + part)[-64:]
+                await send_part(request, response, part)
                 try:
                     part = await answer.content.readany()
                 except (ClientError, TimeoutError, OSError) as error:
                     # What was sent cannot be taken back, so no other replica can go on.
                     self._avoided[target.name] = time.monotonic() + _AVOIDED_S
-                    await _break_off(response, end, f"{target.name} broke off: {error}")
+                    link = self._links[target.name]
+                    why = link.silence if link.is_silent else error
+                    await _break_off(response, end, f"{target.name} broke off: {why}")
                     break
-                if not part:
-                    break
-                # The end of what was sent, to close an event that broke off.
-                end = (end + part)[-64:]
-                await send_part(request, response, part)
         return response
 
     def _now_avoided(self) -> frozenset[str]:
         now = time.monotonic()
-        return frozenset(name for name, until in self._avoided.items() if until > now)
+        failed = frozenset(name for name, until in self._avoided.items() if until > now)
+        return failed | self._silent()
+
+    def _silent(self) -> frozenset[str]:
+        return frozenset(name for name, link in self._links.items() if link.is_silent)
 
 
 async def _break_off(response: web.StreamResponse, end: bytes, why: str) -> None:

@@ -46,9 +46,14 @@ def targets_of(plan: ServingPlan, urls: Mapping[str, str]) -> tuple[RoutedReplic
         )
     classes = [kind.name for kind in plan.classes]
     return tuple(
-        RoutedReplica(r.name, urls[r.name].rstrip("/"), dict(zip(classes, r.rates, strict=True)))
+        RoutedReplica(r.name, _base(urls[r.name]), dict(zip(classes, r.rates, strict=True)))
         for r in plan.replicas
     )
+
+
+def _base(url: str) -> str:
+    """Return the address without the `/v1` that servers print it with, and that paths have."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 @dataclass

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from megatron_hetero.serving.prices.work import StepWork
+from megatron_hetero.serving.prices.cache import CachePool
+from megatron_hetero.serving.prices.work import StepWork, step_work
 from megatron_hetero.serving.workload.requests import Request
 
 
@@ -72,8 +73,7 @@ class ReplicaQueue:
 
     Args:
         price: of its steps.
-        kv_tokens: that it holds.
-        block_tokens: allotted together.
+        pool: of keys and values.
         max_batched_tokens: of a step.
         max_sequences: that run at once.
         num_lanes: batches under way, one for each stage.
@@ -84,8 +84,7 @@ class ReplicaQueue:
     def __init__(
         self,
         price: EngineSteps,
-        kv_tokens: int,
-        block_tokens: int = 16,
+        pool: CachePool,
         max_batched_tokens: int = 8192,
         max_sequences: int = 256,
         num_lanes: int = 1,
@@ -93,15 +92,14 @@ class ReplicaQueue:
         shared_tokens: Sequence[int] = (),
     ) -> None:
         self.price = price
-        self.block = block_tokens
-        self.num_blocks = kv_tokens // block_tokens
-        self.free_blocks = self.num_blocks
+        self.pool, self._groups = pool, pool.groups
+        self.free_blocks = pool.num_blocks
         self.budget, self.max_sequences = max_batched_tokens, max_sequences
         self.lanes = [BatchLane() for _ in range(num_lanes)]
         self.waiting: deque[Running] = deque()
         self.stops_after_prefill = stops_after_prefill
         # Only whole blocks of a shared prefix are kept.
-        self._shared = [tokens // block_tokens * block_tokens for tokens in shared_tokens]
+        self._shared = [self._whole(tokens) for tokens in shared_tokens]
         self._is_shared = any(self._shared)
         self._cached: set[int] = set()
         self.busy_s = self._entry_free_s = self._exit_free_s = 0.0
@@ -116,7 +114,7 @@ class ReplicaQueue:
         """Tell if the longest state of a request fits the empty replica."""
         tokens = request.input_tokens
         tokens += 0 if self.stops_after_prefill else request.output_tokens
-        return -(-tokens // self.block) <= self.num_blocks
+        return tokens <= self.pool.longest
 
     def take(self, running: Running, is_prefilled: bool = False) -> None:
         """Let a request wait for its place.
@@ -169,20 +167,15 @@ class ReplicaQueue:
         for running in list(lane.running):
             # Not one that gave its place up to one before it.
             if running.done >= running.prompt and running.has_place:
-                # Most tokens have room in the block of the one before.
-                has_room = running.done - running.cached < running.blocks * self.block
-                running.chunk = int(has_room or self._allot(lane, running, 1))
-        decoding = [r for r in lane.running if r.chunk]
-        context = sum(r.done + 1 for r in decoding)
-        pairs, sampled = 0.0, float(len(decoding))
+                # Most tokens have room; the first behind a prompt gives back what its chunk held.
+                changes = running.done == running.prompt or self._groups.changes_at(running.done)
+                running.chunk = int(not changes or self._allot(lane, running, 1))
         # Decodes have their tokens first; prompts share what is left of the budget.
-        left = self.budget - len(decoding)
+        left = self.budget - sum(r.chunk for r in lane.running)
         for running in [r for r in lane.running if not r.is_prefilled]:
             chunk = min(left, running.prompt - running.done)
             if chunk > 0 and running.has_place and self._allot(lane, running, chunk):
                 left -= chunk
-                pairs += chunk * running.done + chunk * (chunk + 1) / 2
-                sampled += running.done + chunk >= running.prompt
                 running.chunk = chunk
         # New requests in the order of arrival: one that does not fit holds up those behind it.
         is_full = self.num_preemptions > thrown_out
@@ -192,7 +185,7 @@ class ReplicaQueue:
             cached = self._cached_tokens(running)
             chunk = min(left, running.prompt - max(running.done, cached))
             # All of the prompt that the shared prefix does not cover has to have room.
-            needed = -(-(running.prompt - cached) // self.block)
+            needed = self._groups.to_admit(running.prompt, max(running.done, cached), cached)
             if not self._has_room(needed + promised, running):
                 break
             self.waiting.popleft()
@@ -200,19 +193,24 @@ class ReplicaQueue:
             running.has_place = True
             lane.running.append(running)
             self._allot(lane, running, chunk)
-            promised += needed - running.blocks
+            promised += self._groups.missing(running.prompt, running.done + chunk)
             left -= chunk
-            # Pairs of attention: with tokens before the chunk, and inside of it.
-            pairs += chunk * running.done + chunk * (chunk + 1) / 2
-            sampled += running.done + chunk >= running.prompt
             running.chunk = chunk
-        tokens = float(sum(r.chunk for r in lane.running))
-        return StepWork(tokens, sampled, pairs, float(context))
+        return self._work([r for r in lane.running if r.chunk])
+
+    def _work(self, chosen: Sequence[Running]) -> StepWork:
+        """Return what a step does that takes the chunks of some requests."""
+        prompts = [r for r in chosen if not r.is_prefilled]
+        contexts = [r.done + 1 for r in chosen if r.is_prefilled]
+        ended = sum(r.done + r.chunk >= r.prompt for r in prompts)
+        return step_work(
+            contexts, [(r.done, r.chunk) for r in prompts], ended, self._groups.window or None
+        )
 
     def _promised_blocks(self) -> int:
         """Return the blocks that prompts under way have still to fill."""
         return sum(
-            -(-(r.prompt - r.cached) // self.block) - r.blocks
+            self._groups.missing(r.prompt, r.done + r.chunk)
             for lane in self.lanes for r in lane.running if not r.is_prefilled
         )  # fmt: skip
 
@@ -224,22 +222,24 @@ class ReplicaQueue:
         if kind not in self._cached or kind >= len(self._shared):
             return 0
         # At least one token is computed, so that there is one to sample from.
-        return min(self._shared[kind], running.prompt - 1)
+        return min(self._shared[kind], self._whole(running.prompt - 1))
+
+    def _whole(self, tokens: int) -> int:
+        return tokens - tokens % self._groups.block_tokens
 
     def _allot(self, lane: BatchLane, running: Running, num_tokens: int) -> bool:
         """Get blocks for further tokens; requests that came later in the lane give theirs up."""
-        # Blocks that the tokens fill, beyond those that the request has.
-        held = running.done + num_tokens - running.cached
-        needed = -(-held // self.block) - running.blocks
+        # Blocks beyond those that the request has; fewer where a window has moved on.
+        held = self._groups.held(running.done + num_tokens, running.done, running.cached)
+        needed = held - running.blocks
         # The last to come gives its place up first, even if that is this request.
         while not self._has_room(needed, running):
             last = lane.running[-1]
             self._preempt(lane, last)
             if last is running:
                 return False
-        if needed > 0:
-            self.free_blocks -= needed
-            running.blocks += needed
+        self.free_blocks -= needed
+        running.blocks += needed
         return True
 
     def _has_room(self, num_blocks: int, running: Running) -> bool:
@@ -249,7 +249,7 @@ class ReplicaQueue:
             used = {r.request.class_index for lane in self.lanes for r in lane.running if r.cached}
             for kind in sorted(self._cached - used - {running.request.class_index}):
                 self._cached.remove(kind)
-                self.free_blocks += self._shared[kind] // self.block
+                self.free_blocks += self._groups.shared(self._shared[kind])
         return num_blocks <= self.free_blocks
 
     def _preempt(self, lane: BatchLane, running: Running) -> None:
@@ -293,7 +293,7 @@ class ReplicaQueue:
         kind = running.request.class_index
         if kind in self._cached or kind >= len(self._shared) or not self._shared[kind]:
             return
-        blocks = self._shared[kind] // self.block
+        blocks = self._groups.shared(self._shared[kind])
         if blocks <= self.free_blocks:
             self.free_blocks -= blocks
             self._cached.add(kind)

@@ -42,7 +42,7 @@ class FleetRun:
         replicas: fresh ones.
         mix: classes, for deadlines and weights.
         transfers: the wires.
-        kv_bytes_per_token: handed over between prefill and decode.
+        hand_over_bytes: of a prompt of so many tokens, from prefill to decode.
         policy: of the router.
         seed: of its chance.
         flows: requests per second handed over, by sending place, receiving place and class; empty:
@@ -54,14 +54,14 @@ class FleetRun:
         replicas: Sequence[SimulatedReplica],
         mix: RequestMix,
         transfers: Transfers | None = None,
-        kv_bytes_per_token: float = 0.0,
+        hand_over_bytes: Callable[[int], float] = lambda tokens: 0.0,
         policy: Policy = "least-load",
         seed: int = 0,
         flows: Mapping[tuple[str, str, int], float] | None = None,
     ) -> None:
         self._replicas, self._mix = replicas, mix
         self._transfers = transfers or Transfers((), {})
-        self._kv_bytes = kv_bytes_per_token
+        self._hand_over_bytes = hand_over_bytes
         self._policy = policy
         # Requests enter where prefill is.
         self._entries = [i for i, r in enumerate(replicas) if r.phase != "decode"]
@@ -174,7 +174,7 @@ class FleetRun:
         turn = self._receivers[sender.place].choose(kind, ()) or 0
         there, router = self._decoders[turn]
         place = there[router.choose(kind, [self._replicas[i].queue for i in there]) or 0]
-        num_bytes = running.request.input_tokens * self._kv_bytes
+        num_bytes = self._hand_over_bytes(running.request.input_tokens)
         receiver = self._replicas[place].place
         arrives = self._transfers.send(now, sender.place, receiver, num_bytes)
         # The sender's blocks are free when the transfer is ordered.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, takewhile
@@ -21,6 +21,11 @@ class TokenLengths:
         """Return the mean tokens."""
         total = sum(weight for _, weight in self.values)
         return sum(tokens * weight for tokens, weight in self.values) / total
+
+    def mean_of(self, figure: Callable[[int], float]) -> float:
+        """Return the mean of a figure of the tokens."""
+        total = sum(weight for _, weight in self.values)
+        return sum(figure(tokens) * weight for tokens, weight in self.values) / total
 
     @cached_property
     def most(self) -> int:
@@ -59,12 +64,6 @@ class RequestClass:
     def most_tokens(self) -> int:
         """Return the tokens of the longest request, whose keys and values have to fit."""
         return self.input_tokens.most + self.output_tokens.most
-
-    @property
-    def mean_context(self) -> float:
-        """Return the mean tokens that a decoded token attends to."""
-        # Half of the answer, on average over its tokens.
-        return self.input_tokens.mean + self.output_tokens.mean / 2
 
 
 @dataclass(frozen=True)

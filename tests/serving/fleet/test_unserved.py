@@ -16,7 +16,6 @@ from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.fleet.offers import make_fleet
 from megatron_hetero.serving.fleet.unserved import (
     beyond_positions,
-    beyond_window,
     not_stored,
     refuse_unserved,
     unread_limits,
@@ -62,20 +61,6 @@ def test_requests_beyond_the_context_of_the_model_are_named(tmp_path: Path) -> N
     config["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert not list(beyond_positions(load_served(tmp_path, "16-bit", "16-bit"), long))
-
-
-def test_windows_that_requests_exceed_are_named(tmp_path: Path) -> None:
-    """They are priced as full attention."""
-    config = json.loads((EXAMPLE / "config.json").read_text())
-    config |= {"model_type": "mistral", "sliding_window": 2000}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (note,) = beyond_window(load_served(tmp_path, None, "16-bit"), MIX)
-    assert "2,000 tokens at most" in note
-    assert '"documents" are longer' in note
-    # No class is as long, or there is no window.
-    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 4096}))
-    assert not list(beyond_window(load_served(tmp_path, None, "16-bit"), MIX))
-    assert not list(beyond_window(SERVED, MIX))
 
 
 def test_limits_that_a_fleet_does_not_keep_to_are_named() -> None:

@@ -98,9 +98,7 @@ def test_a_phase_card_or_width_that_was_not_measured() -> None:
     # Another phase and another card keep their tables; another width takes the nearest one's scale.
     assert _seconds(only, prompt) == _seconds(tables, prompt)
     assert _seconds(only, DECODE.work, "T4") == _seconds(tables, DECODE.work, "T4")
-    wide = _seconds(only, DECODE.work, "L4", (4, 32)) / _seconds(
-        tables, DECODE.work, "L4", (4, 32)
-    )
+    wide = _seconds(only, DECODE.work, "L4", (4, 32)) / _seconds(tables, DECODE.work, "L4", (4, 32))
     assert wide == pytest.approx(0.1 / _seconds(tables, DECODE.work), rel=0.02)
     told = price_basis(gpu_type("L4"), 4, only)
     assert told.decode == "1 step measured at tp1 (vllm 0.32)"

@@ -13,7 +13,7 @@ from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.kernels import card_speed
 from megatron_hetero.serving.prices.matrices import Matrix, layer_matrices
-from megatron_hetero.serving.prices.memory import kv_tokens, weight_bytes
+from megatron_hetero.serving.prices.memory import cache_pool, weight_bytes
 from megatron_hetero.serving.prices.rates import PhaseRates
 from megatron_hetero.serving.prices.served import ServedModel, load_served
 from megatron_hetero.serving.prices.steps import (
@@ -36,21 +36,23 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving"
 NVLINK = Link(200e9, 3e-6)
 
 
-def _served(weights: str = "16-bit", kv: str = "16-bit") -> ServedModel:
+def example_served(weights: str = "16-bit", kv: str = "16-bit") -> ServedModel:
+    """Return the model of the example."""
     return load_served(EXAMPLE, weights, kv)
 
 
-def _pipeline(gpu: str, width: int, *layers: int) -> ReplicaPipeline:
+def pipeline_of(gpu: str, width: int, *layers: int) -> ReplicaPipeline:
+    """Return a pipeline of equally wide stages with so many layers each."""
     stages = tuple(ReplicaStage(gpu_type(gpu), width, n, NVLINK) for n in layers)
     return ReplicaPipeline(stages, (NVLINK,) * (len(layers) - 1))
 
 
 def test_bytes_of_llama_8b() -> None:
-    served = _served()
+    served = example_served()
     assert served.kv_bytes_per_token == 2 * 8 * 128 * 32 * 2
-    (price,) = stage_prices(_pipeline("H100-80GB", 1, 32).stages, served)
+    (price,) = stage_prices(pipeline_of("H100-80GB", 1, 32).stages, served)
     assert weight_bytes(price) == pytest.approx(2 * 8.03e9, rel=1e-3)
-    (fp8,) = stage_prices(_pipeline("H100-80GB", 1, 32).stages, _served("fp8"))
+    (fp8,) = stage_prices(pipeline_of("H100-80GB", 1, 32).stages, example_served("fp8"))
     embeddings = 2 * 128256 * 4096 * 2
     assert weight_bytes(fp8) == pytest.approx(6.98e9 + embeddings, rel=1e-2)
 
@@ -91,24 +93,24 @@ def test_a_model_of_few_positions_is_served(tmp_path: Path) -> None:
 
 
 def test_key_value_heads_are_copied_where_a_group_is_wider() -> None:
-    served = _served()
+    served = example_served()
     assert served.kv_bytes(8) == served.kv_bytes(1) / 8
     assert served.kv_bytes(16) == served.kv_bytes(8)
     assert served.allows_width(16)
     assert not served.allows_width(3)
-    assert _served(kv="fp8").kv_bytes(1) == served.kv_bytes(1) / 2
+    assert example_served(kv="fp8").kv_bytes(1) == served.kv_bytes(1) / 2
 
 
 def test_the_fullest_stage_bounds_the_tokens_of_a_pipeline() -> None:
     """vLLM gives all ranks the smallest number of KV blocks of any rank."""
-    served, engine = _served(), ENGINES["vllm"]
-    even = kv_tokens(_pipeline("L40S", 1, 16, 16), served, engine)
-    uneven = kv_tokens(_pipeline("L40S", 1, 24, 8), served, engine)
-    alone = kv_tokens(_pipeline("L40S", 1, 24), served, engine)
+    served, engine = example_served(), ENGINES["vllm"]
+    even = cache_pool(pipeline_of("L40S", 1, 16, 16), served, engine).tokens
+    uneven = cache_pool(pipeline_of("L40S", 1, 24, 8), served, engine).tokens
+    alone = cache_pool(pipeline_of("L40S", 1, 24), served, engine).tokens
     assert even > uneven > 0
     assert uneven % engine.block_tokens == 0
     assert uneven == pytest.approx(alone, rel=0.05)
-    assert kv_tokens(_pipeline("T4", 1, 32), served, engine) == 0
+    assert cache_pool(pipeline_of("T4", 1, 32), served, engine).num_blocks == 0
 
 
 def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
@@ -120,7 +122,7 @@ def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
 
 
 def test_a_layer_divides_into_all_of_its_parameters() -> None:
-    model = _served().model
+    model = example_served().model
     whole = sum(m.elements for m in layer_matrices(model, 1))
     for width in (2, 4, 8):
         assert width * sum(m.elements for m in layer_matrices(model, width)) == whole
@@ -128,7 +130,7 @@ def test_a_layer_divides_into_all_of_its_parameters() -> None:
 
 @pytest.mark.parametrize("gpu", [n for n in gpu_type_names() if gpu_type(n).peak_flops["bf16"]])
 def test_steps_take_longer_with_more_work_on_every_card(gpu: str) -> None:
-    price = PipelinePrice(_pipeline(gpu, 2, 32), _served(), ENGINES["vllm"])
+    price = PipelinePrice(pipeline_of(gpu, 2, 32), example_served(), ENGINES["vllm"])
     works = [
         StepWork(1, 1, 0, 100), StepWork(8, 8, 0, 800), StepWork(8, 8, 0, 8000),
         StepWork(520, 8, 131_328, 8000), StepWork(2056, 8, 2_000_000, 8000),
@@ -140,24 +142,24 @@ def test_steps_take_longer_with_more_work_on_every_card(gpu: str) -> None:
 
 def test_decode_of_one_request_reads_the_weights_once() -> None:
     """A token on an H100: 16 GB at the measured part of 3.35 TB/s, and little beside."""
-    price = PipelinePrice(_pipeline("H100-80GB", 1, 32), _served(), ENGINES["vllm"])
+    price = PipelinePrice(pipeline_of("H100-80GB", 1, 32), example_served(), ENGINES["vllm"])
     step_s, _ = price.times(StepWork(1, 1, 0, 512))
     read_s = 15.0e9 / (gpu_type("H100-80GB").memory_bytes_per_s * 0.84)
     assert read_s < step_s < 1.5 * read_s
 
 
 def test_pipelines_overlap_their_stages_and_are_as_slow_as_the_slowest() -> None:
-    served, engine = _served(), ENGINES["vllm"]
+    served, engine = example_served(), ENGINES["vllm"]
     work = StepWork(64, 64, 0, 65_536)
-    one = PipelinePrice(_pipeline("L40S", 1, 32), served, engine).times(work)
-    two = PipelinePrice(_pipeline("L40S", 1, 16, 16), served, engine).times(work)
-    uneven = PipelinePrice(_pipeline("L40S", 1, 24, 8), served, engine).times(work)
+    one = PipelinePrice(pipeline_of("L40S", 1, 32), served, engine).times(work)
+    two = PipelinePrice(pipeline_of("L40S", 1, 16, 16), served, engine).times(work)
+    uneven = PipelinePrice(pipeline_of("L40S", 1, 24, 8), served, engine).times(work)
     assert two[0] == pytest.approx(one[0], rel=0.02)
     assert two[1] < 0.6 * one[1] < uneven[1] < one[1]
 
 
 def test_deadlines_bound_the_batch_and_refuse_what_is_too_slow() -> None:
-    rates = PhaseRates(PipelinePrice(_pipeline("L40S", 1, 32), _served(), ENGINES["vllm"]))
+    rates = PhaseRates(PipelinePrice(pipeline_of("L40S", 1, 32), example_served(), ENGINES["vllm"]))
 
     def kind(first_s: float, between_s: float, tokens: int = 824) -> RequestClass:
         lengths = TokenLengths(((tokens, 1.0),)), TokenLengths(((253, 1.0),))
@@ -184,12 +186,12 @@ def test_the_simulation_serves_what_rates_promise(
 ) -> None:
     """At 0.9 of the rate requests leave as they come, also where a prompt in one batch of a
     pipeline holds up the other; deeper pipelines throw out requests before, as memory is full."""
-    price = PipelinePrice(_pipeline("RTX-3090", 1, *layers), _served(), ENGINES["vllm"])
+    price = PipelinePrice(pipeline_of("RTX-3090", 1, *layers), example_served(), ENGINES["vllm"])
     rates = PhaseRates(price)
     lengths = TokenLengths(((prompt, 1.0),)), TokenLengths(((answer, 1.0),))
     kind = RequestClass("c", 1.0, *lengths)
     per_s = 0.9 * rates.rate("both", kind).per_s
-    queue = ReplicaQueue(price, rates.kv_tokens, num_lanes=len(layers))
+    queue = ReplicaQueue(price, rates.pool, num_lanes=len(layers))
     run = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], RequestMix((kind,)))
     run.run([Request(number / per_s, 0, prompt, answer) for number in range(600)])
     ends = sorted(r.last_s for r in run.finished)
@@ -198,7 +200,7 @@ def test_the_simulation_serves_what_rates_promise(
 
 def test_a_replica_serves_one_request_at_a_time_where_no_two_keep_their_deadlines() -> None:
     """Beside the decode of a short answer a long prompt would miss the deadline between tokens."""
-    price = PipelinePrice(_pipeline("H100-80GB", 1, 32), _served(), ENGINES["vllm"])
+    price = PipelinePrice(pipeline_of("H100-80GB", 1, 32), example_served(), ENGINES["vllm"])
     rates = PhaseRates(price)
     lengths = TokenLengths(((8000, 1.0),)), TokenLengths(((4, 1.0),))
     found = rates.rate("both", RequestClass("c", 1.0, *lengths, 4.0, 0.06))

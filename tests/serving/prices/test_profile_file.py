@@ -10,6 +10,7 @@ import pytest
 
 from megatron_hetero.errors import FileFormatError
 from megatron_hetero.serving.prices.profile_file import COLUMNS, read_measured_steps
+from megatron_hetero.serving.prices.work import StepWork
 
 HEADER = ",".join(COLUMNS)
 DECODE = "l4,vllm,0.32,llama,1,16-bit,decode,1,512,8,0.05"
@@ -31,9 +32,9 @@ def test_rows_become_steps(tmp_path: Path) -> None:
     decode, prefill = read_measured_steps([path], ())
     assert (decode.gpu, decode.batch, decode.context, decode.where) == ("L4", 8, 512, f"{path}:2")
     assert decode.num_layers is None and decode.keys_values == "16-bit"
-    assert tuple(decode.work) == (8, 8, 0, 8 * 512)
+    assert decode.work == StepWork(8, 8, 0, 8 * 512)
     assert prefill.where == f"{path}:4"
-    assert tuple(prefill.work) == (512, 1, 512 * 513 / 2, 0)
+    assert prefill.work == StepWork(512, 1, 512 * 513 / 2, 0)
     path = _write(tmp_path / "own.csv", f"{HEADER},layers,kv\n{DECODE},1,fp8\n".replace("l4", "my"))
     (step,) = read_measured_steps([path], {"my"})
     assert (step.gpu, step.num_layers, step.keys_values) == ("my", 1, "fp8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,15 @@ aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from aiohttp.test_utils import TestClient, TestServer  # noqa: E402
 
+from megatron_hetero.serving.fleet.file import load_serving_plan  # noqa: E402
 from megatron_hetero.serving.route.clients import base_url, send_part  # noqa: E402
 from megatron_hetero.serving.route.router import CLASS_HEADER, RequestRouter  # noqa: E402
-from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica  # noqa: E402
+from megatron_hetero.serving.route.weights import (  # noqa: E402
+    ReplicaTurns,
+    RoutedReplica,
+    targets_of,
+)
+from tests.serving.route.plans import two_replicas  # noqa: E402
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,6 +53,14 @@ async def _breaks_off(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b'data: {"choices": []}\n\ndata: {"cho')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def _dies_first(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
     assert request.transport is not None
     request.transport.abort()
     return response
@@ -86,7 +101,7 @@ def _answers(
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("bad", [None, _failed])
+@pytest.mark.parametrize("bad", [None, _failed, _dies_first])
 def test_another_replica_takes_what_one_cannot(bad: Handler | None) -> None:
     found, counts = _answers([bad, _good], 6)
     assert [status for status, _ in found] == [200] * 6
@@ -182,6 +197,12 @@ def test_a_body_that_is_too_long_is_refused_in_openais_form() -> None:
 
     status, data = asyncio.run(run())
     assert status == 413 and "bytes" in data["error"]["message"]
+
+
+def test_addresses_may_end_as_servers_print_them(tmp_path: Path) -> None:
+    plan = load_serving_plan(two_replicas(tmp_path / "serve.json"))
+    urls = {"a": "http://n:8100/v1/", "b": "https://n/v1x"}
+    assert [t.url for t in targets_of(plan, urls)] == ["http://n:8100", "https://n/v1x"]
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:

@@ -11,6 +11,7 @@ import pytest
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.problem import Wire
+from megatron_hetero.serving.prices.cache import CacheGroups, CachePool
 from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.simulate.queue import ReplicaQueue
 from megatron_hetero.serving.simulate.router import Policy
@@ -36,7 +37,7 @@ MIX = RequestMix((RequestClass("w", 1.0, TokenLengths(((100, 1.0),)), TokenLengt
 
 def _server(max_sequences: int = 1, kv_tokens: int = 1 << 20) -> SimulatedReplica:
     queue = ReplicaQueue(
-        ByToken(), kv_tokens, block_tokens=1, max_batched_tokens=1 << 20,
+        ByToken(), CachePool.of_tokens(kv_tokens, 1), max_batched_tokens=1 << 20,
         max_sequences=max_sequences,
     )  # fmt: skip
     return SimulatedReplica(queue, "both", "-", (1.0,))
@@ -100,46 +101,46 @@ def test_replicas_behind_one_queue_wait_as_m_m_c(num_servers: int, load: float) 
 
 def test_a_prompt_begins_when_all_of_it_has_room() -> None:
     """As vLLM's `scheduler_reserve_full_isl`: else it is thrown out half done, again and again."""
-    queue = ReplicaQueue(ByToken(), 110, block_tokens=1, max_batched_tokens=16)
+    queue = ReplicaQueue(ByToken(), CachePool.of_tokens(110, 1), max_batched_tokens=16)
     requests = [Request(0.0, 0, 60, 20), Request(1e-6, 0, 60, 20)]
     outcome = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX).run(requests)
     assert outcome.num_preemptions == 0
     # One behind the other: 60 tokens of the prompt and 19 more of the answer.
     assert outcome.seconds == pytest.approx(2 * 79e-3)
-    assert queue.free_blocks == queue.num_blocks
+    assert queue.free_blocks == queue.pool.num_blocks
 
 
 def test_prompts_under_way_keep_the_room_that_they_began_with() -> None:
-    queue = ReplicaQueue(ByToken(), 110, block_tokens=1, max_batched_tokens=16, num_lanes=2)
+    queue = ReplicaQueue(ByToken(), CachePool.of_tokens(110, 1), max_batched_tokens=16, num_lanes=2)
     requests = [Request(0.0, 0, 60, 20), Request(1e-6, 0, 60, 20)]
     outcome = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX).run(requests)
     assert outcome.num_preemptions == 0
 
 
 def test_a_request_alone_takes_the_sum_of_its_steps() -> None:
-    queue = ReplicaQueue(ByToken(), 10_000, max_batched_tokens=64)
+    queue = ReplicaQueue(ByToken(), CachePool.of_tokens(10_000), max_batched_tokens=64)
     outcome = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX).run(
         [Request(2.0, 0, 200, 11)]
     )
     assert outcome.overall.first_token_s.mean == pytest.approx(0.2)
     assert outcome.overall.between_tokens_s.mean == pytest.approx(1e-3)
     assert outcome.seconds == pytest.approx(0.21)
-    assert queue.free_blocks == queue.num_blocks
+    assert queue.free_blocks == queue.pool.num_blocks
 
 
 def test_memory_bounds_the_batch_and_preempted_requests_end_with_all_their_tokens() -> None:
-    queue = ReplicaQueue(ByToken(), 480, block_tokens=16, max_batched_tokens=512)
+    queue = ReplicaQueue(ByToken(), CachePool.of_tokens(480), max_batched_tokens=512)
     requests = [Request(0.001 * i, 0, 100, 120) for i in range(8)]
     outcome = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX).run(requests)
     assert outcome.num_preemptions > 0
     assert outcome.overall.num_requests == 8
     assert outcome.tokens_per_s * outcome.seconds == pytest.approx(8 * 120)
-    assert queue.free_blocks == queue.num_blocks
+    assert queue.free_blocks == queue.pool.num_blocks
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
     def seconds(shared: int) -> float:
-        queue = ReplicaQueue(ByToken(), 100_000, shared_tokens=(shared,))
+        queue = ReplicaQueue(ByToken(), CachePool.of_tokens(100_000), shared_tokens=(shared,))
         replica = SimulatedReplica(queue, "both", "-", (1.0,))
         requests = [Request(10.0 * i, 0, 1000, 1) for i in range(5)]
         return FleetRun([replica], MIX).run(requests).overall.first_token_s.mean
@@ -151,7 +152,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 def test_a_kept_prefix_gives_way_to_a_request_that_needs_its_blocks() -> None:
     # The prefix of "a" takes 800 tokens of 2,400, and a request of "b" needs 2,300 at its end.
-    queue = ReplicaQueue(ByToken(), 2400, shared_tokens=(800, 0))
+    queue = ReplicaQueue(ByToken(), CachePool.of_tokens(2400), shared_tokens=(800, 0))
     mix = RequestMix(
         tuple(
             RequestClass(name, 1.0, TokenLengths(((i, 1.0),)), TokenLengths(((o, 1.0),)))
@@ -166,13 +167,15 @@ def test_a_kept_prefix_gives_way_to_a_request_that_needs_its_blocks() -> None:
 
 def test_keys_and_values_wait_for_a_wire_that_others_use() -> None:
     def replica(phase: str, place: str) -> SimulatedReplica:
-        queue = ReplicaQueue(ByToken(), 1 << 20, stops_after_prefill=phase == "prefill")
+        queue = ReplicaQueue(
+            ByToken(), CachePool.of_tokens(1 << 20), stops_after_prefill=phase == "prefill"
+        )
         return SimulatedReplica(queue, phase, place, (1.0,))
 
     fleet = [replica("prefill", "a"), replica("prefill", "a"), replica("decode", "b")]
     wire = Wire("a to b", frozenset({("a", "b")}), 1000.0)
     transfers = Transfers([wire], {("a", "b"): Link(1000.0, 0.5)})
-    run = FleetRun(fleet, MIX, transfers, kv_bytes_per_token=10.0)
+    run = FleetRun(fleet, MIX, transfers, hand_over_bytes=lambda tokens: 10.0 * tokens)
     outcome = run.run([Request(0.0, 0, 100, 2), Request(0.0, 0, 100, 2)])
     # Both prefill for 0.1 s; one sends for 1 s, then the other; half a second of latency; a step
     # of the last prompt token gives the first token.
@@ -184,7 +187,9 @@ def test_keys_and_values_go_where_the_plan_sends_them() -> None:
     """Two places that hand over inside alone, over a wire between them that carries nothing."""
 
     def replica(phase: str, place: str) -> SimulatedReplica:
-        queue = ReplicaQueue(ByToken(), 100_000, stops_after_prefill=phase == "prefill")
+        queue = ReplicaQueue(
+            ByToken(), CachePool.of_tokens(100_000), stops_after_prefill=phase == "prefill"
+        )
         return SimulatedReplica(queue, phase, place, (1.0,))
 
     replicas = [replica(phase, place) for place in "ab" for phase in ("prefill", "decode")]
@@ -196,7 +201,7 @@ def test_keys_and_values_go_where_the_plan_sends_them() -> None:
 
     def last_s(flows: dict[tuple[str, str, int], float] | None) -> float:
         links = {(w.name[0], w.name[1]): Link(w.bytes_per_s, 0.0) for w in wires}
-        run = FleetRun(replicas, MIX, Transfers(wires, links), 1e3, flows=flows)
+        run = FleetRun(replicas, MIX, Transfers(wires, links), lambda n: 1e3 * n, flows=flows)
         return run.run(requests).overall.total_s.p99
 
     # Prefill 0.1 s, the transfer 0.1 ms, a step of a token.
@@ -211,7 +216,9 @@ def test_a_pipeline_overlaps_its_batches() -> None:
             return 0.2, 0.1
 
     def seconds(num_lanes: int) -> float:
-        queue = ReplicaQueue(TwoStages(), 1 << 20, num_lanes=num_lanes, max_sequences=2)
+        queue = ReplicaQueue(
+            TwoStages(), CachePool.of_tokens(1 << 20), num_lanes=num_lanes, max_sequences=2
+        )
         queue.budget = 10
         replica = SimulatedReplica(queue, "both", "-", (1.0,))
         return FleetRun([replica], MIX).run([Request(0.0, 0, 10, 50)] * 2).seconds
@@ -228,7 +235,7 @@ def test_no_batch_overtakes_the_one_before_it() -> None:
             return work.tokens * 2e-3, work.tokens * 1e-3
 
     queue = ReplicaQueue(
-        TwoStages(), 1 << 20, max_batched_tokens=1000, max_sequences=2, num_lanes=2
+        TwoStages(), CachePool.of_tokens(1 << 20), 1000, max_sequences=2, num_lanes=2
     )
     replica = SimulatedReplica(queue, "both", "-", (1.0,))
     run = FleetRun([replica], MIX)
@@ -240,7 +247,9 @@ def test_no_batch_overtakes_the_one_before_it() -> None:
 def test_weights_divide_requests_and_equal_seeds_give_equal_runs() -> None:
     def run(seed: int) -> tuple[float, ...]:
         fleet = [
-            SimulatedReplica(ReplicaQueue(ByToken(), 1 << 20), "both", "-", (weight,))
+            SimulatedReplica(
+                ReplicaQueue(ByToken(), CachePool.of_tokens(1 << 20)), "both", "-", (weight,)
+            )
             for weight in (3.0, 1.0)
         ]
         requests = _poisson(4000, 0.5, None)
@@ -259,3 +268,31 @@ def test_a_request_that_waited_at_the_router_is_refused_too() -> None:
     requests = [Request(0.0, 0, 40, 1), Request(0.01, 0, 100, 1)]
     with pytest.raises(InfeasiblePlanError, match="100 \\+ 1 tokens"):
         FleetRun([_server(kv_tokens=50)], MIX, policy="one-queue").run(requests)
+
+
+def test_a_window_gives_back_what_no_token_attends_to() -> None:
+    """One group of layers keeps all of 1000 + 200 tokens, two groups a window of 100."""
+    groups = CacheGroups(16, 1, 2, 100, 2 * 64)
+    works = []
+
+    class Recorded(ByToken):
+        def times(self, work: StepWork) -> tuple[float, float]:
+            works.append(work)
+            return super().times(work)
+
+    queue = ReplicaQueue(Recorded(), CachePool(200, groups), max_batched_tokens=64)
+    run = FleetRun([SimulatedReplica(queue, "both", "-", (1.0,))], MIX)
+    held = []
+    run.run([Request(0.0, 0, 1000, 200)], lambda _, queues: held.append(queues[0].free_blocks))
+    # 75 blocks without a window, and with one 100 tokens that begin and end inside of blocks.
+    assert min(held) == 200 - 75 - 2 * 8
+    assert queue.free_blocks == 200
+    # The last chunk, and the last token: 40 and 1 of 100 pairs each.
+    assert works[15].near_pairs == 40 * 100
+    assert (works[-1].context, works[-1].near_context) == (1199, 100)
+    # Full attention of all layers would not have had room.
+    with pytest.raises(InfeasiblePlanError, match="1000 \\+ 200 tokens is longer"):
+        full = ReplicaQueue(ByToken(), CachePool(200, CacheGroups(16, 3)), max_batched_tokens=64)
+        FleetRun([SimulatedReplica(full, "both", "-", (1.0,))], MIX).run(
+            [Request(0.0, 0, 1000, 200)]
+        )

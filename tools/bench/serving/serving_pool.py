@@ -152,7 +152,7 @@ def evened(fleet: Fleet, num_stages: int | None = None, width: int | None = None
         pipeline = replace(shape.pipeline, stages=even)
         rates = PhaseRates(PipelinePrice(pipeline, fleet.served, fleet.engine))
         own = rates.rate("both", fleet.mix.classes[0])
-        if own is not NOTHING and rates.kv_tokens > 0:
+        if own is not NOTHING and rates.pool.num_blocks:
             made = Shape(pipeline, shape.pools)
             kept[f"both: {made.name}"] = OfferedReplica(made, "both", rates, (own,))
     return replace(fleet, offered=kept)
