@@ -18,7 +18,8 @@ from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.gradient_sums import update_time_s
 from megatron_hetero.hashed import value
 from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.problem import Problem
