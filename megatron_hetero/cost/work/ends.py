@@ -49,6 +49,27 @@ def embedding_times(
     return PassTimes(forward_s, 2 * forward_s + gradient_s)
 
 
+def tied_gradient_s(
+    workload: Workload, gpu: GpuType, width: int, vocab_rows: int, calibration: Calibration | None
+) -> float:
+    """Time what the backward pass does more where a stage uses a tied weight at both ends.
+
+    With gradient accumulation fusion the output layer's product has added its gradient, and hands
+    on zeros in its place (`zero_out_wgrad`), to which the embedding's gradient is added.
+
+    Args:
+        width: of the tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary, not of one shard.
+        calibration: constants of GPUs; None is the shipped ones.
+    """
+    model, training = workload.model, workload.training
+    if not model.tied_embeddings or training.unfused_gradients:
+        return 0.0
+    # Zeros are written; both are read and the sum is written.
+    weights = vocab_rows * model.hidden_size // width
+    return speed_of(training, gpu, calibration).memory_s(4.0 * weights * training.element_bytes)
+
+
 def head_times(
     workload: Workload,
     gpu: GpuType,

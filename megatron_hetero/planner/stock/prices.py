@@ -92,10 +92,16 @@ class StockPrices:
     def pieces(self, prices: GridPrices, links: StageLinks, costs: CostModel) -> PieceSeconds:
         """Return the passes of the model's pieces on a stage, under a price list."""
         grid = prices.grid
-        key = links, id(costs), grid.width, grid.context_parallel, prices.settings.expert_groups
+        key = (
+            *(links, id(costs), grid.width, grid.context_parallel, prices.settings.expert_groups),
+            grid.num_stages == 1,
+        )
         if key not in self._pieces:
             pieces = links.pieces(costs, prices.share, grid.width)
-            self._pieces[key] = pieces.layer, pieces.embedding, pieces.head
+            head = pieces.head
+            if grid.num_stages == 1:
+                head += PassTimes(0.0, pieces.tied_s)
+            self._pieces[key] = pieces.layer, pieces.embedding, head
         return self._pieces[key]
 
     def memories(self, prices: GridPrices, links: StageLinks, p: int) -> StageMemories:

@@ -4,9 +4,9 @@ A kernel of Transformer Engine is one operator, and so is a function that Megatr
 (`jit_fuser`, which is `torch.compile`); of all else, each operation of torch.  Counted are the
 FLOPs of products, and the bytes that all others read and write.
 
-    python -m tests.cost.work.megatron_traffic JSON
+    python -m tests.cost.work.megatron_traffic layer|model JSON
 
-prints for each of a list of Megatron's flags [FLOPs, bytes] of either pass of a layer.
+prints for each of a list of Megatron's flags [FLOPs, bytes] of either pass.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Counter:
 
     def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function of which nothing counts."""
-        before, self.is_inside = self.is_inside, True
+        self.is_inside = True
         try:
             return function(*args, **kwargs)
         finally:
-            self.is_inside = before
+            self.is_inside = False
 
 
 _count = Counter()
@@ -219,23 +219,21 @@ class _Triton:
 
 def layer_traffic(flags: str) -> list[list[float]]:
     """Measure a layer: what a model of two has beyond a model of one."""
-    one, two = (_model_traffic(f"{BASE} {flags} --num-layers={n}") for n in (1, 2))
+    one, two = (model_traffic(f"{BASE} {flags} --num-layers={n}") for n in (1, 2))
     return [[b - a for a, b in zip(*each, strict=True)] for each in zip(one, two, strict=True)]
 
 
-def prepare() -> None:
-    """Let Megatron find kernels that count; call it before Megatron is imported."""
-    from megatron_hetero.runtime.transformer_engine import finder
+def start() -> None:
+    """Start Megatron in this process, as one rank, with kernels that count."""
+    from megatron_hetero.runtime import backend
+    from megatron_hetero.runtime.transformer_engine import finder, layers
 
     torch.compile = _compiled  # type: ignore[assignment]
     finder._MADE = {name: functools.partial(_kernels, make) for name, make in finder._MADE.items()}
-
-
-def start() -> None:
-    """Start Megatron in this process, as one rank."""
-    from megatron_hetero.runtime import backend
-
+    if (reason := layers.provide()) is not None:
+        sys.exit(f"no Transformer Engine on this CPU: {reason}")
     backend.activate_cpu_backend()
+    # Megatron looks for Transformer Engine when it is imported.
     from megatron.core import parallel_state
     from megatron.core.fusions import fused_mla_yarn_rope_apply as of_latents
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -249,7 +247,7 @@ def start() -> None:
         setattr(of_latents, name, _Triton(name))
 
 
-def _model_traffic(flags: str) -> list[list[float]]:
+def model_traffic(flags: str) -> list[list[float]]:
     """Measure a whole model in Megatron's own data parallelism."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -270,11 +268,9 @@ def _model_traffic(flags: str) -> list[list[float]]:
             module._maintain_float32_expert_bias()
     ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
     model = DistributedDataParallel(config.transformer, ddp, model)
-    shape = args.micro_batch_size, args.seq_length
-    tokens = torch.randint(0, args.vocab_size, shape)
-    positions = torch.arange(args.seq_length)[None].expand(shape)
-    # Tables of angles are made once.
-    model(tokens, positions, None, labels=tokens)
+    tokens = torch.randint(0, args.vocab_size, (args.micro_batch_size, args.seq_length))
+    positions = torch.arange(args.seq_length)[None].expand_as(tokens)
+    model(tokens, positions, None, labels=tokens)  # tables of angles are made once
     found = []
     with _Operations():
         _counted()
@@ -293,17 +289,12 @@ def _counted() -> list[float]:
     return found
 
 
-def main(cases: Sequence[str]) -> None:
+def main(piece: str, cases: Sequence[str]) -> None:
     """Be the process that has Transformer Engine's layers."""
-    prepare()
-    from megatron_hetero.runtime.transformer_engine import layers
-
-    if (reason := layers.provide()) is not None:
-        sys.exit(f"no Transformer Engine on this CPU: {reason}")
     start()
-    found = [layer_traffic(flags) for flags in cases]
-    print(json.dumps(found))
+    measure = layer_traffic if piece == "layer" else model_traffic
+    print(json.dumps([measure(flags) for flags in cases]))
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(sys.argv[1], json.loads(sys.argv[2]))

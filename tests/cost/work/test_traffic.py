@@ -14,7 +14,11 @@ import pytest
 
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
+from megatron_hetero.cost.work.pieces import price_pieces
+from megatron_hetero.cost.work.speed import speed_of
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.training import TrainingSpec
+from tests.cost.builders import FAST, INSIDE
 from tests.cost.work.megatron_traffic import BASE
 
 NO_DROPOUT = "--attention-dropout=0 --hidden-dropout=0"
@@ -57,11 +61,10 @@ SLOW = tuple(case for case in CASES if case not in QUICK)
 
 
 @cache
-def megatrons(cases: tuple[str, ...]) -> Mapping[str, list[list[float]]]:
-    """Measure cases in a process of their own, which has Transformer Engine's layers."""
-    flags = json.dumps([CASES[case] for case in cases])
+def megatrons(piece: str, flags: tuple[str, ...]) -> list[list[list[float]]]:
+    """Measure jobs in a process of their own, which has Transformer Engine's layers."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.cost.work.megatron_traffic", flags],
+        [sys.executable, "-m", "tests.cost.work.megatron_traffic", piece, json.dumps(flags)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"},
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -69,7 +72,8 @@ def megatrons(cases: tuple[str, ...]) -> Mapping[str, list[list[float]]]:
         timeout=600,
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-    return dict(zip(cases, json.loads(run.stdout.splitlines()[-1]), strict=True))
+    found: list[list[list[float]]] = json.loads(run.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -82,12 +86,31 @@ def test_a_layer_multiplies_and_moves_what_megatrons_does(case: str) -> None:
     share = even_share(job.model, 1)
     halves = [work(job.model, job.training, share, True) for work in (attention_work, mlp_work)]
     flops = sum(sum(half.gemm_flops) for half in halves)
-    measured = megatrons(QUICK if case in QUICK else SLOW)[case]
-    (forward_flops, forward), (backward_flops, backward) = measured
+    together = QUICK if case in QUICK else SLOW
+    measured = megatrons("layer", tuple(CASES[name] for name in together))
+    (forward_flops, forward), (backward_flops, backward) = measured[together.index(case)]
     assert (forward_flops, backward_flops) == (flops, 2 * flops)
     least = 0.95 if job.model.num_experts else 0.98
     assert least < sum(half.moved.forward for half in halves) / forward <= 1.0
     assert least < sum(half.moved.backward for half in halves) / backward <= 1.0
+
+
+def test_a_weight_at_both_ends_has_its_gradients_added() -> None:
+    """Beside a model with a weight for each end, which moves as much otherwise."""
+    untied = f"{BASE} --num-layers=1 {CASES['Llama']}"
+    tied = untied.replace(" --untie-embeddings-and-output-weights", "")
+    (_, (_, apart)), (_, (_, together)) = megatrons("model", (untied, tied))
+    members = [(FAST, even_share(load_workload(None, tied.split()).model, 1))]
+    pieces = [
+        price_pieces(load_workload(None, flags.split()), None, members, INSIDE, 256)
+        for flags in (untied, tied)
+    ]
+    assert pieces[0].tied_s == 0.0
+    moved = pieces[1].tied_s * speed_of(TrainingSpec(1, 1, "bf16"), FAST).memory_bytes_per_s
+    assert moved == pytest.approx(together - apart)
+    # Stages with one end each have no more.
+    only = [pieces[1].stage(0, first, not first).total_s for first in (True, False)]
+    assert pieces[1].stage(0, True, True).total_s == pytest.approx(sum(only) + pieces[1].tied_s)
 
 
 def test_fused_sorting_reads_and_writes_each_token_once() -> None:
