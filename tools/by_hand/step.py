@@ -319,14 +319,14 @@ def _pipeline(
 def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
     """Time the update.
 
-    Gradients are zeroed, checked and, of several replicas, scaled; each owner reads its own twice
+    Gradients are zeroed, checked and, of several owners, scaled; each owner reads its own twice
     (or copies them first, and reads the copies), with Transformer Engine scales them again, reads
     and writes its states, reads a weight, and writes it in two precisions.
     """
     gpu, job = GPUS[site.gpu(stage.devices[member])], paper.job
     has = held(paper, stage, member)
     params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output
-    part, is_scaled = 1.0, True
+    part, is_scaled = 1.0, False
     if job.divides_states:
         owners = holders_of_layer(paper, stage.first)
         part = stage.state_share / sum(holder.state_share for holder in owners)

@@ -252,11 +252,10 @@ def _scales_gradients(holders: StateHolders, training: TrainingSpec) -> bool:
     (`_ParamAndGradBucketGroup.start_grad_sync` of Megatron-core 0.19), or by one over the tokens
     behind it (`finalize_model_grads`).
 
-    States that one device holds are of a single replica.  Where every device holds its own, the
-    replicas are not known here, and most jobs have several.
+    Replicas are known by the states that they divide: without the distributed optimizer what
+    several of them scale is not counted.
     """
-    is_divided = 1 < holders.layers < math.inf
-    return training.per_token_loss or is_divided or not training.use_distributed_optimizer
+    return training.per_token_loss or 1 < holders.layers < math.inf
 
 
 def part_of(num: int, divisor: float) -> int:
