@@ -102,6 +102,7 @@ def table_workload(
         flash_attention=False,
         attention_dropout=dropout,
         hidden_dropout=dropout,
+        local_layers=True,
     )
     return Workload(spec, training, (), "Sailor tables")
 

@@ -113,6 +113,8 @@ def causes_of_pieces(
         # The head comes behind a layer of the last layer's kind.
         last = pieces.kinds[model.kind_of(model.num_layers - 1)] if pieces.kinds else pieces
         found += _of_head(last)
+        if index == 0:
+            found = replace(found, memory_s=found.memory_s + pieces.tied_s)
     return found
 
 

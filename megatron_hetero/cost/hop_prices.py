@@ -13,7 +13,6 @@ from megatron_hetero.cost.network.seconds import BoundaryTime, boundary_time
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.variants import Variants
-from megatron_hetero.cost.work.pieces import activation_bytes
 from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
@@ -29,7 +28,9 @@ class BoundaryPrices(Variants):
     @property
     def activation_bytes(self) -> int:
         """Return the bytes of a micro-batch's tensor across a stage boundary."""
-        return activation_bytes(self.workload)
+        model, training = self.workload.model, self.workload.training
+        tokens = training.micro_batch_size * model.seq_length
+        return tokens * model.hidden_size * training.residual_bytes
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """Time one crossing of a stage boundary."""

@@ -18,7 +18,8 @@ from megatron_hetero.cost.stage_memories import MemoryPrices
 from megatron_hetero.cost.step_cost import StageCost
 from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
-from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.gradient_sums import update_time_s
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.spec import Workload
 

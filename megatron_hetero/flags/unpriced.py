@@ -69,11 +69,12 @@ UNPRICED: tuple[Unpriced, ...] = (
         "--delay-wgrad-compute --defer-embedding-wgrad-compute --cuda-graph-impl "
         "--enable-cuda-graph --external-cuda-graph --optimizer-cuda-graph "
         "--overlap-param-gather-with-optimizer-step "
-        "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw",
+        "--use-nccl-ub --use-sharp --ddp-pad-buckets-for-high-nccl-busbw "
+        "--ddp-average-in-collective",
     ),
     Unpriced(
         "shorter",
-        "--moe-permute-fusion --moe-router-fusion --overlap-moe-expert-parallel-comm "
+        "--moe-router-fusion --overlap-moe-expert-parallel-comm "
         "--moe-expert-capacity-factor",
         lambda job: job.model.num_experts > 0,
     ),

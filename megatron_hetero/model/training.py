@@ -65,6 +65,9 @@ class TrainingSpec:
     `fp8_param_gather`: the weights of layers are kept in fp8 alone, and gathered so.
     `pads_routing`: routers send each expert as many tokens as fp8 takes
     (`--moe-router-padding-for-quantization`), where experts would pad by themselves.
+    `fuses_permutation`: tokens are sorted to experts by Transformer Engine's kernels
+    (`--moe-permute-fusion`).  `router_bytes`: of an element of the router's product
+    (`--moe-router-dtype`); 0 is the job's own.
     """
 
     global_batch_size: int
@@ -99,6 +102,8 @@ class TrainingSpec:
     cp_comm_type: CpCommType = field(default="p2p", metadata=ONLY_IF_SET)
     fp8_param_gather: bool = field(default=False, metadata=ONLY_IF_SET)
     pads_routing: bool = field(default=False, metadata=ONLY_IF_SET)
+    fuses_permutation: bool = field(default=False, metadata=ONLY_IF_SET)
+    router_bytes: int = field(default=0, metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:

@@ -77,6 +77,8 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         cp_comm_type=_cp_comm_type(flags),
         fp8_param_gather=_fp8_param_gather(flags),
         pads_routing=_pads_routing(flags),
+        fuses_permutation=bool(model.num_experts) and flags.switch("--moe-permute-fusion"),
+        router_bytes=_router_bytes(flags) if model.num_experts else 0,
     )
 
 
@@ -142,6 +144,14 @@ def _fp8_param_gather(flags: FlagReader) -> bool:
 
 _DISPATCHER = "--moe-token-dispatcher-type"
 _PADDINGS = "--moe-router-padding-for-quantization", "--moe-router-padding-for-fp8"
+
+
+_ROUTER_BYTES = {"fp32": 4, "fp64": 8}
+
+
+def _router_bytes(flags: FlagReader) -> int:
+    """Read the precision of the router's product; 0 without a flag."""
+    return _ROUTER_BYTES.get(flags.text("--moe-router-dtype", "", ("", *_ROUTER_BYTES)), 0)
 
 
 def _pads_routing(flags: FlagReader) -> bool:

@@ -31,6 +31,12 @@ def test_like_boundaries_are_priced_once() -> None:
     assert own.hop(devices("a", 0), devices("b", 0)) is own.hop(devices("a", 3), devices("b", 2))
 
 
+def test_activations_by_hand() -> None:
+    assert prices().activation_bytes == ACTIVATION
+    wide = make_workload(seq_length=1024, micro_batch_size=3, precision="fp32")
+    assert BoundaryPrices(CLUSTER, wide).activation_bytes == 3 * 1024 * 512 * 4
+
+
 def test_hops_by_hand() -> None:
     hop = prices().hop(devices("a", 0), devices("b", 0))
     assert hop.serialisation_s == pytest.approx(ACTIVATION / 1e9)

@@ -20,13 +20,13 @@ STOCK, ASYMMETRIC = "tp1:2,tp1:2 @8", "tp2:3,tp1:1 @8"
 PRICED = (
     "--recompute-activations --attention-backend --fp8-format --no-gradient-accumulation-fusion "
     "--cross-entropy-loss-fusion --cross-entropy-fusion-impl --recompute-modules "
-    "--moe-layer-recompute"
+    "--moe-layer-recompute --moe-permute-fusion --moe-router-dtype"
 )
 """Flags of kernels and GPUs that prices read (`model.training_flags`)."""
 TIMELESS = """
 --apply-layernorm-1p --local-rank --manual-gc --manual-gc-interval --no-manual-gc-eval
 --enable-experimental --mlp-chunks-for-training
---no-clone-scatter-output-in-embedding --moe-router-dtype --no-create-attention-mask-in-dataloader
+--no-clone-scatter-output-in-embedding --no-create-attention-mask-in-dataloader
 --te-rng-tracker --inference-rng-tracker --no-stream-ckpt-dequant --save-tokens-per-expert-interval
 --mrope-section
 """
@@ -72,8 +72,8 @@ def test_a_flag_is_in_one_entry() -> None:
         ("--no-bias-swiglu-fusion", ""),
         ("--no-bias-swiglu-fusion --swiglu", "longer with --no-bias-swiglu-fusion"),
         ("--no-rope-fusion", ""),
-        ("--moe-permute-fusion", ""),
-        ("--moe-permute-fusion --num-experts 4", "shorter with --moe-permute-fusion"),
+        ("--moe-router-fusion", ""),
+        ("--moe-router-fusion --num-experts 4", "shorter with --moe-router-fusion"),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", ""),
         (
             "--num-experts 4 --moe-token-dispatcher-type flex",

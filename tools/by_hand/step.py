@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import log
 
-from tools.by_hand import launches
+from tools.by_hand import launches, moved
 from tools.by_hand.gpus import CALL_US, EXTRA_TOKENS, GPUS, NVLINKS, Nvlink
 from tools.by_hand.memory import bytes_of_parameter, copy_for_update, held, holders_of_layer
 from tools.by_hand.paper import Paper, Replica, Stage
@@ -139,8 +139,8 @@ def _nvlink(site: Site, node: str) -> Nvlink | None:
 
 def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, member: int) -> _Parts:
     """Time a member's passes without communication: products at the rate that they reach of the
-    peak, the rest at the memory's; backward twice the products, twice the rest, and 8 bytes for
-    each weight's gradient."""
+    peak, the rest at the memory's; backward twice the products, and 8 bytes for each weight's
+    gradient."""
     job = paper.job
     gpu = GPUS[site.gpu(stage.devices[member])]
     rate, memory = gpu.reached * gpu.tflops * 1e12, gpu.streamed * gpu.gb_per_s * 1e9
@@ -162,13 +162,12 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
     products += gpu.product_s(tokens, query, job.hidden, e) + max(job.experts, 1) * mlp
     if job.experts:
         products += gpu.product_s(own, job.hidden, job.experts, e)
-    # Two norms, and twice an addition of what dropout left.
-    moved = 2 * own * job.hidden * (5 * e + 1)
-    if job.experts:
-        moved += tokens * mlps * (4 * job.hidden + gates + 3 * job.ffn * columns) * e
-    else:
-        moved += tokens * (gates + job.ffn * columns) * e
-    rest = moved / memory
+    parts = (
+        moved.of_halves(job, own),
+        moved.of_heads(job, tokens, stage.parts(job.groups)[member], heads, gpu.is_old),
+        moved.of_mlp(job, tokens, own, job.ffn * columns),
+    )
+    rest, rest_back = (sum(each) / memory for each in zip(*parts, strict=True))
     scores = tokens * heads * job.heads * job.sequence
     two = 4 * scores * job.head_size * (1.0 if gpu.is_old else 0.5) / rate
     _, forth, back = min(gpu.fused, key=lambda own: abs(log(own[0] / job.head_size)))
@@ -186,7 +185,7 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
     matrices = has.layer - job.whole_layer
     # Main gradients are read and written.
     _, main, _ = bytes_of_parameter(job)
-    layer_back = 2 * products + 2 * rest + core_back + 2 * main * matrices / memory
+    layer_back = 2 * products + rest_back + core_back + 2 * main * matrices / memory
     again = {"full": layer, "selective": core}.get(stage.recompute, 0.0)
     rows = paper.rows * job.hidden * stage.shares[member] / sum(stage.shares)
     words = 3 * tokens * job.hidden * e / memory
@@ -204,7 +203,11 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
         _Pass(words, 2 * words + e * rows / memory + (2 * main + e) * rows / mixed),
         _Pass(
             output + 2 * tokens * job.hidden * e / memory + loss,
-            2 * output + 2 * main * rows / memory + loss_back,
+            2 * output
+            + (3 * tokens * job.hidden * e + 2 * main * rows) / memory
+            + loss_back
+            # Both gradients of a tied weight on one stage: zeros are written, and they are added.
+            + (4 * e * rows / memory if job.is_tied and stage.layers == job.layers else 0.0),
         ),
     )
 
@@ -316,18 +319,20 @@ def _pipeline(
 def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
     """Time the update.
 
-    Gradients are zeroed and checked; each owner reads its own twice (or copies them first, and
-    reads the copies), with Transformer Engine scales them, reads and writes its states, reads a
-    weight, and writes it in two precisions.
+    Gradients are zeroed, checked and, of several owners, scaled; each owner reads its own twice
+    (or copies them first, and reads the copies), with Transformer Engine scales them again, reads
+    and writes its states, reads a weight, and writes it in two precisions.
     """
     gpu, job = GPUS[site.gpu(stage.devices[member])], paper.job
     has = held(paper, stage, member)
     params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output
-    part = 1.0
+    part, is_scaled = 1.0, False
     if job.divides_states:
         owners = holders_of_layer(paper, stage.first)
         part = stage.state_share / sum(holder.state_share for holder in owners)
+        is_scaled = len(owners) > 1
     weight, gradient, states = bytes_of_parameter(job)
     copy, uses = copy_for_update(job), 2 if job.is_local else 4
     own = (1 + uses) * copy + (1 if copy else uses) * gradient + 2 * states + 3 * weight
-    return params * (2 * gradient + part * own) / (gpu.streamed * gpu.gb_per_s * 1e9)
+    each = (4 if is_scaled else 2) * gradient + part * own
+    return params * each / (gpu.streamed * gpu.gb_per_s * 1e9)

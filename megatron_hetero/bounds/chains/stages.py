@@ -20,7 +20,7 @@ from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import Recompute
-from megatron_hetero.cost.work.compute import update_time_s
+from megatron_hetero.cost.work.gradient_sums import update_time_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -222,8 +222,8 @@ def update_traffic_bytes(
     """
     parts = memory.parts_bytes(num_layers)
     weights, gradients = parts["weights"], parts["gradients"]
-    # The whole buffer is zeroed, and checked for NaN before the sum over replicas.
-    whole = 2 * gradients
+    # The whole buffer is zeroed, checked for NaN and scaled before the sum over replicas.
+    whole = (4 if _scales_gradients(holders, training) else 2) * gradients
     # The holders divide the rest: the norm and the optimizer read each gradient.  Clipping reads
     # and writes it; by local layers only at the steps that clip, which are not counted, with
     # Transformer Engine at every step (`clip_grad_by_total_norm_fp32` has a tensor then).
@@ -245,6 +245,17 @@ def update_traffic_bytes(
     # In fp8 the next step casts the weights of layers once, each device its own.
     cast = num_layers * memory.per_layer["weights"] / 2 * cast_bytes(training)
     return whole + own + cast + 2 * parts["optimizer"]
+
+
+def _scales_gradients(holders: StateHolders, training: TrainingSpec) -> bool:
+    """Return whether a step multiplies every gradient: by a part of the replicas before their sum
+    (`_ParamAndGradBucketGroup.start_grad_sync` of Megatron-core 0.19), or by one over the tokens
+    behind it (`finalize_model_grads`).
+
+    Replicas are known by the states that they divide: without the distributed optimizer what
+    several of them scale is not counted.
+    """
+    return training.per_token_loss or 1 < holders.layers < math.inf
 
 
 def part_of(num: int, divisor: float) -> int:

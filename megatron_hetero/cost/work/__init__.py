@@ -7,6 +7,8 @@ context_parallel  what dividing sequences among groups adds to a layer
 ends         the same of the embedding and the head
 group_ends   the ends on a group, with its exchanges
 layer_work   products and memory traffic of the parts of a layer
+traffic      bytes that the operators of a layer move beside its products
+gradient_sums  sums of gradients into main gradients, and the update
 launches     operators that the host launches for a piece
 host_work    work of the host beyond what it launches, in units of an operator
 products     seconds of a matrix product, by measured tables

@@ -5,9 +5,9 @@ another one in each pass.  Everything else is bound by memory and takes
 `bytes / (bandwidth * memory_efficiency)`.  The formula is the same for every GPU; its
 constants are in `cost.work.calibration`.
 
-Backward is twice the forward products (input and weight gradients) and twice the element-wise
-traffic, five products of fused attention for two, and the accumulation of the weight gradient into
-the main gradient.  Times are for one micro-batch, without communication.
+Backward is twice the forward products (input and weight gradients), what its own operators move
+(`cost.work.traffic`), five products of fused attention for two, and the accumulation of the weight
+gradient into the main gradient.  Times are for one micro-batch, without communication.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.cost.work.calibration import Calibration, shipped_calibration
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
+from megatron_hetero.cost.work.gradient_sums import gradient_accumulation_s
 from megatron_hetero.cost.work.layer_work import (
     Work,
     WorkOf,
@@ -44,8 +45,6 @@ gathered and kept, or gathered in either pass."""
 _BY_FLAG: Mapping[CpCommType, ContextExchange] = {
     "p2p": "ring", "a2a": "heads", "all_gather": "gather twice",
 }  # fmt: skip
-_BACKWARD_MEMORY_RATIO = 2.0
-"""Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
 
 @value(frozen=True)
@@ -164,7 +163,7 @@ def part_seconds(
     speed = speed_of(training, gpu, calibration)
     work = work_of(model, training, share, is_fused)
     products = _product_times(work.products, speed)
-    elementwise_s = speed.memory_s(work.memory_bytes)
+    forward_s, backward_s = map(speed.memory_s, work.moved)
     core = _core_times(workload, (gpu, share), work, speed, is_fused, calibration)
     accumulation_s = gradient_accumulation_s(work.num_params, speed, training)
     # What is recomputed takes its forward pass once more.
@@ -174,10 +173,7 @@ def part_seconds(
     return PartSeconds(
         (products.forward_s, products.backward_s + products_again_s),
         (core.forward_s, core.backward_s + core_again_s),
-        (
-            elementwise_s,
-            _BACKWARD_MEMORY_RATIO * elementwise_s + elementwise_again_s + accumulation_s,
-        ),
+        (forward_s, backward_s + elementwise_again_s + accumulation_s),
     )
 
 
@@ -276,30 +272,3 @@ def core_attention_times(
         speed = speed_of(training, gpu, calibration)
         found.append(_core_times(workload, (gpu, share), work, speed, is_fused, calibration))
     return slowest(found)
-
-
-def update_time_s(traffic_bytes: float, gpu: GpuType) -> float:
-    """Time the optimizer step on one device (`update_traffic_bytes`)."""
-    return traffic_bytes / shipped_calibration().memory_bytes_per_s(gpu)
-
-
-def gradient_accumulation_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
-    """Time adding the gradients that products give for so many weights to the main gradients, in
-    their precision: within the product, unless the job keeps the two apart."""
-    if training.unfused_gradients:
-        return added_gradient_s(num_params, speed, training)
-    return speed.memory_s(2.0 * num_params * training.gradient_bytes)
-
-
-def added_gradient_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
-    """Time adding gradients that lie apart, in the job's elements, to the main gradients.
-
-    The hook of a parameter reads both and writes one:
-    `DistributedDataParallel._make_backward_post_hook` (`main_grad.add_`) of Megatron-core 0.19.
-    What wrote the gradient is priced with its traffic
-    (`LinearWithGradAccumulationAndAsyncCommunication.backward`, `grad_output.t().matmul`; in
-    Transformer Engine's layers `fuse_wgrad_accumulation`).
-    """
-    main, own = training.gradient_bytes, training.element_bytes
-    time_s = speed.memory_s if main == own else speed.mixed_s
-    return time_s(num_params * (2.0 * main + own))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.work.calibration import Calibration
-from megatron_hetero.cost.work.compute import PassTimes, added_gradient_s, gradient_accumulation_s
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.gradient_sums import added_gradient_s, gradient_accumulation_s
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import Speed, speed_of
 from megatron_hetero.model.blocks import joining_params
@@ -48,6 +49,27 @@ def embedding_times(
     return PassTimes(forward_s, 2 * forward_s + gradient_s)
 
 
+def tied_gradient_s(
+    workload: Workload, gpu: GpuType, width: int, vocab_rows: int, calibration: Calibration | None
+) -> float:
+    """Time what the backward pass does more where a stage uses a tied weight at both ends.
+
+    With gradient accumulation fusion the output layer's product has added its gradient, and hands
+    on zeros in its place (`zero_out_wgrad`), to which the embedding's gradient is added.
+
+    Args:
+        width: of the tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary, not of one shard.
+        calibration: constants of GPUs; None is the shipped ones.
+    """
+    model, training = workload.model, workload.training
+    if not model.tied_embeddings or training.unfused_gradients:
+        return 0.0
+    # Zeros are written; both are read and the sum is written.
+    weights = vocab_rows * model.hidden_size // width
+    return speed_of(training, gpu, calibration).memory_s(4.0 * weights * training.element_bytes)
+
+
 def head_times(
     workload: Workload,
     gpu: GpuType,
@@ -75,8 +97,10 @@ def head_times(
     loss = cross_entropy_times(logits, speed, element, training.fused_loss)
     weights = vocab_rows * model.hidden_size // width
     added_s = gradient_accumulation_s(weights, speed, training)
+    # Backward the norm reads its input beside the gradient.
     return PassTimes(
-        products_s + norm_s + loss.forward_s, 2 * products_s + loss.backward_s + added_s
+        products_s + norm_s + loss.forward_s,
+        2 * products_s + 1.5 * norm_s + loss.backward_s + added_s,
     )
 
 
@@ -148,7 +172,9 @@ def joining_times(
     speed = speed_of(training, gpu, calibration)
     weights = joining_params(model) // width
     products_s = speed.products_s((joining_product(model, width, tokens),))
-    # Two norms, each read and written.
-    norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
+    # Two norms, whose results are put side by side; backward these are parted.
+    element_s = speed.memory_s(float(tokens * model.hidden_size * training.element_bytes))
     added_s = gradient_accumulation_s(weights, speed, training)
-    return PassTimes(products_s + norms_s, 2 * (products_s + norms_s) + added_s)
+    return PassTimes(
+        products_s + (4 + 4) * element_s, 2 * products_s + (6 + 4) * element_s + added_s
+    )

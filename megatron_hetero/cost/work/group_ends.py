@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.network.collectives import end_exchanges
 from megatron_hetero.cost.work.compute import PassTimes, slowest
-from megatron_hetero.cost.work.ends import embedding_times, head_times
+from megatron_hetero.cost.work.ends import embedding_times, head_times, tied_gradient_s
 from megatron_hetero.cost.work.gauge import Modelled
 from megatron_hetero.cost.work.profile import Piece
 from megatron_hetero.cost.work.under_products import Member, exchanged_bytes, head_exchange_s
@@ -45,3 +45,14 @@ def modelled_end(
         return Modelled(computing, PassTimes(embedding_s, 0.0))
     backward_s = head_exchange_s(workload, members, num_bytes, link, vocab_rows)
     return Modelled(computing, PassTimes(head_s, backward_s))
+
+
+def group_tied_s(workload: Workload, members: Sequence[Member], vocab_rows: int) -> float:
+    """Time what a stage with both ends of a tied model does more backward (`tied_gradient_s`), on
+    its slowest member; arguments as of `modelled_end`."""
+    return max(
+        tied_gradient_s(
+            workload, gpu, share.width, share.rows_as_if_even(workload.model, vocab_rows), None
+        )
+        for gpu, share in members
+    )

@@ -1,4 +1,7 @@
-"""Work of a part of a decoder layer on one GPU of a group: products, memory traffic, weights."""
+"""Work of a part of a decoder layer on one GPU of a group: products, memory traffic, weights.
+
+What operators move beside the products is in `cost.work.traffic`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,15 @@ from megatron_hetero.cost.parameters import (
 )
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.products import Product
+from megatron_hetero.cost.work.traffic import (
+    Moved,
+    activation_bytes,
+    attention_bytes,
+    ends_bytes,
+    norm_bytes,
+    rotated_latent_bytes,
+    routing_bytes,
+)
 from megatron_hetero.hashed import value
 from megatron_hetero.model.blocks import router_params
 from megatron_hetero.model.recompute import norms_again, recomputed
@@ -31,12 +43,13 @@ class Again(NamedTuple):
 class Work:
     """Work of a micro-batch on a GPU in the forward pass of a part of a layer.
 
-    `score_bytes`: one element for each attention score, and what dropout of them moves in a pass;
-    `head_size`: elements of a head's queries; `again`: of the modules that the job recomputes.
+    `moved`: bytes beside products and scores, of both passes; `again`: of the modules that the job
+    recomputes; `head_size`: elements of a head's queries; `score_bytes`: one element for each
+    attention score, and what dropout of them moves in a pass.
     """
 
     products: tuple[Product, ...]
-    memory_bytes: float
+    moved: Moved
     num_params: int
     again: Again = Again()
     attention_flops: tuple[float, ...] = ()
@@ -72,13 +85,15 @@ def attention_work(
     # Latent attention has value heads of another width, all others of the queries'.
     widths = (query, key_value) if model.kv_lora_rank else (query, query)
     products = _attention_products(model, training, share)
-    memory_bytes = _norm_bytes(model, training, share)
+    moved = ends_bytes(model, training, share)
+    moved = moved.plus(*attention_bytes(model, training, share, is_fused=flash))
     # The up-projections: of queries, from their latents or at once, and of keys and values.
     raised = (products[1 if model.q_lora_rank else 0], products[-2]) if model.kv_lora_rank else ()
-    whole, modules = Again(products, memory_bytes), {"mla_up_proj": Again(raised)}
+    rotated = rotated_latent_bytes(model, training, share).forward if raised else 0.0
+    whole, modules = Again(products, moved.forward), {"mla_up_proj": Again(raised, rotated)}
     return Work(
         products,
-        memory_bytes,
+        moved,
         sum(weights),
         _computed_again(model, training, share, whole, modules, is_mlp=False),
         # Causal kernels skip half of the square; unfused products do not.
@@ -117,7 +132,7 @@ def _computed_again(
     names = recomputed(training)
     found = [again for name, again in modules.items() if name in names]
     if norms_again(model, training, names)[is_mlp]:
-        found.append(Again((), _passed_bytes(model, training, share)))
+        found.append(Again((), norm_bytes(model, training, share).forward))
     products = tuple(product for again in found for product in again.products)
     return Again(products, sum(again.memory_bytes for again in found))
 
@@ -157,16 +172,15 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
     weights = (model.hidden_size * first, columns * model.hidden_size)
     if model.num_experts:
         return _experts_work(model, training, share, weights)
-    # The activation reads the first product and writes the input of the second.
-    activation_bytes = float(tokens * (first + columns) * training.element_bytes)
+    activated = activation_bytes(model, training, tokens * columns)
     products = _mlp_products(tokens, weights, model.hidden_size, columns)
-    memory_bytes = _norm_bytes(model, training, share) + activation_bytes
+    moved = ends_bytes(model, training, share).plus(*activated)
     # With Transformer Engine's layers the norm is in the first product's module.
-    norm_bytes = 0.0 if training.local_layers else _passed_bytes(model, training, share)
-    whole = Again(products, memory_bytes)
-    modules = {"mlp": Again(products, activation_bytes + norm_bytes)}
+    norm = Moved() if training.local_layers else norm_bytes(model, training, share)
+    whole = Again(products, moved.forward)
+    modules = {"mlp": Again(products, activated.forward + norm.forward)}
     again = _computed_again(model, training, share, whole, modules, is_mlp=True)
-    return Work(products, memory_bytes, sum(weights), again)
+    return Work(products, moved, sum(weights), again)
 
 
 def _experts_work(
@@ -174,16 +188,13 @@ def _experts_work(
 ) -> Work:
     """Count the work of experts, each with an equal part of the tokens: a balanced router.
 
-    `weights`: elements of an expert's two products.  Every token is sorted to each of its experts
-    (read, written, and both again on the way back) and weighted after the activation.
+    `weights`: elements of an expert's two products.
     """
-    element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     num_experts = share.num_experts(model)
     # Rows of all experts here; each takes its equal part.
     routed = share.routed_tokens(model, training)
     columns = share.mlp_columns
-    first = columns * (2 if model.gated_mlp else 1)
     experts = _mlp_products(
         routed / num_experts,
         weights,
@@ -193,37 +204,26 @@ def _experts_work(
         is_grouped=training.grouped_experts,
     )
     router = Product(own_tokens, model.num_experts, model.hidden_size)
-    activated = float(routed * (first + 3 * columns) * element)
-    # Sorted there and back, activated, and weighted.  Tokens that were exchanged come by sender,
-    # and are put in the order of the experts, and back (`sort_chunks_by_idxs` of
-    # `MoEAlltoAllTokenDispatcher`).
-    sorts = 4 if training.token_dispatcher == "alltoall" and num_experts > 1 else 2
-    copies = 2 * sorts
-    # What comes to experts in fp8 is copied with what pads it, and of one call's result the padding
-    # is left out again (`Fp8Padding`, `Fp8Unpadding` of Transformer Engine).
-    if training.fp8 and not training.pads_routing:
-        copies += 4 if training.grouped_experts else 2
-    moved = routed * copies * model.hidden_size * element + activated
+    # The router's weights multiply within the activation.
+    activated = activation_bytes(model, training, routed * columns)
+    moved = routing_bytes(model, training, share, routed).plus(*activated)
     shared = shared_expert_matrices(model, share)
-    in_shared = 0.0
-    if shared:
-        # Its activation, and the sum with what the experts give.
-        in_shared = float(tokens * (3 if model.gated_mlp else 2) * share.shared_columns * element)
-        moved += in_shared + 3 * own_tokens * model.hidden_size * element
+    in_shared = activation_bytes(model, training, float(tokens * share.shared_columns))
+    moved = moved.plus(*in_shared)
     of_shared = _mlp_products(tokens, shared, model.hidden_size, share.shared_columns)
     products = router, *experts, *of_shared
-    memory_bytes = _norm_bytes(model, training, share) + moved
-    modules = {"moe": Again(products, moved)}
+    modules = {"moe": Again(products, moved.forward)}
+    moved = moved.plus(*ends_bytes(model, training, share))
     if "moe" not in recomputed(training):
         # Modules within it.
         modules = {
-            "shared_experts": Again(of_shared, in_shared),
-            "moe_act": Again((), activated),
+            "shared_experts": Again(of_shared, in_shared.forward),
+            "moe_act": Again((), activated.forward),
         }
-    whole = Again(products, memory_bytes)
+    whole = Again(products, moved.forward)
     again = _computed_again(model, training, share, whole, modules, is_mlp=True)
     num_params = num_experts * sum(weights) + sum(shared) + router_params(model)
-    return Work(products, memory_bytes, num_params, again)
+    return Work(products, moved, num_params, again)
 
 
 def _mlp_products(
@@ -247,16 +247,3 @@ def _mlp_products(
         Product.with_weights(tokens, weight, depth, number, is_grouped)
         for weight, depth in zip(weights, (hidden_size, columns), strict=False)
     )
-
-
-def _passed_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
-    """Count the bytes that a norm by itself reads and writes."""
-    return 2.0 * share.own_tokens(model, training) * model.hidden_size * training.element_bytes
-
-
-def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
-    """Count the bytes of a norm (read, write) and a bias-dropout-add (two reads, a write, a mask
-    byte)."""
-    element = training.element_bytes
-    own_tokens = share.own_tokens(model, training)
-    return own_tokens * model.hidden_size * (2 * element + 3 * element + 1)

@@ -14,7 +14,7 @@ from megatron_hetero.cost.work.compute import PassTimes, group_layer_times, slow
 from megatron_hetero.cost.work.context_parallel import merging_times, waiting_times
 from megatron_hetero.cost.work.ends import joining_times
 from megatron_hetero.cost.work.gauge import Modelled, gauged_group
-from megatron_hetero.cost.work.group_ends import modelled_end
+from megatron_hetero.cost.work.group_ends import group_tied_s, modelled_end
 from megatron_hetero.cost.work.launches import launching_times
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
 from megatron_hetero.cost.work.under_products import (
@@ -53,9 +53,10 @@ class PieceTimes:
 
     No pass is shorter than the host needs to launch it (`cost.work.launches`), unless it was
     measured.  `communication` is the part of `layer` that is communication (what was measured as
-    part of the layer does not count).  Of a model with layers of unlike kinds, `layer` and its
-    communication are the mean of all of them, and `kinds` has the pieces of each kind
-    (`ModelSpec.kinds`).
+    part of the layer does not count).  `tied_s` is what the backward pass of a stage takes longer
+    that holds both ends of a model with tied embeddings.  Of a model with layers of unlike kinds,
+    `layer` and its communication are the mean of all of them, and `kinds` has the pieces of each
+    kind (`ModelSpec.kinds`).
     """
 
     embedding: PassTimes
@@ -64,6 +65,7 @@ class PieceTimes:
     communication: PassTimes
     measured: bool
     kinds: tuple[PieceTimes, ...] = ()
+    tied_s: float = 0.0
     source: PieceSource | None = field(default=None, compare=False, repr=False)
 
     def with_layers(self, counts: Sequence[int]) -> PieceTimes:
@@ -99,6 +101,8 @@ class PieceTimes:
         for end in (self.embedding,) * first + (self.head,) * last:
             forward_s += end.forward_s
             backward_s += end.backward_s
+        if first and last:
+            backward_s += self.tied_s
         return PassTimes(forward_s, backward_s)
 
 
@@ -117,14 +121,8 @@ def least_pieces(ways: Sequence[PieceTimes]) -> PieceTimes:
         layer=least([way.layer for way in ways]),
         head=least([way.head for way in ways]),
         communication=least([way.communication for way in ways]),
+        tied_s=min(way.tied_s for way in ways),
     )
-
-
-def activation_bytes(workload: Workload) -> int:
-    """Return the bytes of a micro-batch's tensor across a stage boundary."""
-    model, training = workload.model, workload.training
-    tokens = training.micro_batch_size * model.seq_length
-    return tokens * model.hidden_size * training.residual_bytes
 
 
 def price_pieces(
@@ -216,6 +214,7 @@ def price_pieces(
         stretch.of(head),
         stretch.of(apart + exchange),
         is_even and is_measured == set(PIECES),
+        tied_s=stretch.backward * group_tied_s(workload, members, vocab_rows),
         source=PieceSource(
             workload,
             tuple(members),
@@ -269,6 +268,7 @@ def _slowest_pieces(groups: Sequence[PieceTimes]) -> PieceTimes:
         max(groups, key=lambda group: group.layer.total_s).communication,
         all(group.measured for group in groups),
         tuple(_slowest_pieces(kinds) for kinds in zip(*[g.kinds for g in groups], strict=True)),
+        max(group.tied_s for group in groups),
         max(groups, key=lambda group: group.layer.total_s).source,
     )
 

@@ -18,7 +18,8 @@ from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.share import TensorShare
-from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.gradient_sums import update_time_s
 from megatron_hetero.hashed import value
 from megatron_hetero.model.training import TokenDispatcher
 from megatron_hetero.planner.problem import Problem
@@ -91,10 +92,16 @@ class StockPrices:
     def pieces(self, prices: GridPrices, links: StageLinks, costs: CostModel) -> PieceSeconds:
         """Return the passes of the model's pieces on a stage, under a price list."""
         grid = prices.grid
-        key = links, id(costs), grid.width, grid.context_parallel, prices.settings.expert_groups
+        key = (
+            *(links, id(costs), grid.width, grid.context_parallel, prices.settings.expert_groups),
+            grid.num_stages == 1,
+        )
         if key not in self._pieces:
             pieces = links.pieces(costs, prices.share, grid.width)
-            self._pieces[key] = pieces.layer, pieces.embedding, pieces.head
+            head = pieces.head
+            if grid.num_stages == 1:
+                head += PassTimes(0.0, pieces.tied_s)
+            self._pieces[key] = pieces.layer, pieces.embedding, head
         return self._pieces[key]
 
     def memories(self, prices: GridPrices, links: StageLinks, p: int) -> StageMemories:

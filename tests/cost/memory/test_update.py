@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_hetero.cost.memory.stage import StageMemory, update_traffic_bytes
 from megatron_hetero.cost.memory.states import StateBytes, StateHolders, state_bytes
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.training import Fp8Recipe
 from tests.cost.builders import make_workload
+from tests.runtime.toy_model import in_world
 
 PARAMS = 1000
+ONE, TWO = "tp1:1 @2", "tp1:1 @1 | tp1:1 @1"
 
 
 @pytest.mark.parametrize("local_layers", [False, True])
@@ -22,7 +28,10 @@ def test_a_parameter_is_moved_as_megatron_moves_it(
     local_layers: bool, reduced_in_bf16: bool, holders: int
 ) -> None:
     training = make_workload(
-        precision="bf16", local_layers=local_layers, grad_reduce_in_bf16=reduced_in_bf16
+        precision="bf16",
+        local_layers=local_layers,
+        grad_reduce_in_bf16=reduced_in_bf16,
+        use_distributed_optimizer=True,
     ).training
     states = state_bytes(training)
     memory = StageMemory(
@@ -39,16 +48,77 @@ def test_a_parameter_is_moved_as_megatron_moves_it(
     )
     gradient = 2 if reduced_in_bf16 else 4
     zeroed, checked = gradient, gradient
+    # Replicas scale their gradients before they sum them.
+    averaged = 2 * gradient if holders > 1 else 0
     # A copy in fp32 is written from a gradient in 16 bits.
     copied = 2 + 4 if reduced_in_bf16 else 0
-    norm, scaled, read = 4, (0 if local_layers else 4 + 4), 4
+    norm, clipped, read = 4, (0 if local_layers else 4 + 4), 4
     moments, weight = 2 * (4 + 4), 4 + 4
     # The 16-bit weight is made of the fp32 one.
     cast = 4 + 2
-    owned = copied + norm + scaled + read + moments + weight + cast
-    by_hand = zeroed + checked + owned / holders
+    owned = copied + norm + clipped + read + moments + weight + cast
+    by_hand = zeroed + checked + averaged + owned / holders
     moved = update_traffic_bytes(memory, 0, StateHolders(holders), training)
     assert moved / PARAMS == pytest.approx(by_hand)
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that operations on a whole buffer of gradients read and write, but for those
+    by which the sum over ranks is made on a CPU."""
+
+    num_bytes = 0
+    counted = ("zero_", "fill_", "linalg_vector_norm", "mul_")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.name().split("::")[-1].split(".")[0]
+        if name not in self.counted:
+            return result
+        outputs = result if isinstance(result, tuple) else (result,)
+        # What is filled is not read.
+        inputs = () if name in ("zero_", "fill_") else args
+        tensors = [each for each in (*inputs, *outputs) if isinstance(each, torch.Tensor)]
+        self.num_bytes += sum(t.nbytes for t in tensors if t.numel() >= PARAMS)
+        return result
+
+
+@pytest.mark.parametrize(("layout", "per_token"), [(ONE, False), (TWO, False), (ONE, True)])
+def test_a_whole_buffer_is_moved_as_megatron_moves_it(
+    layout: str, per_token: bool, tmp_path: Path
+) -> None:
+    """Zeroed and checked, and scaled by a part of the replicas or by one over the tokens."""
+    num_ranks = layout.count("|") + 1
+    training = make_workload(
+        precision="bf16", use_distributed_optimizer=True, per_token_loss=per_token
+    ).training
+    parts = ["weights", "gradients", "optimizer", "activations", "buffers"]
+    none = dict.fromkeys(parts, 0)
+    memory = StageMemory(none | {"gradients": 1024 * 4}, none, 1)
+    expected = update_traffic_bytes(memory, 0, StateHolders(num_ranks), training)
+    # The norm, clipping and Adam are of what a rank owns.
+    expected -= 4 * 1024 * 4 / num_ranks
+
+    def check(rank: int) -> None:
+        from megatron.core import parallel_state
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+        from megatron.core.transformer import TransformerConfig
+
+        parallel_state.initialize_model_parallel()
+        config = TransformerConfig(
+            num_layers=1, hidden_size=8, num_attention_heads=1, calculate_per_token_loss=per_token
+        )
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=True
+        )
+        model = DistributedDataParallel(config, ddp, torch.nn.Linear(32, 32, bias=False).bfloat16())
+        with Traffic() as moved:
+            model.zero_grad_buffer()
+            model.finish_grad_sync()
+            if per_token:
+                model.scale_gradients(0.5)
+        assert moved.num_bytes == expected
+
+    in_world(layout, check, tmp_path)
 
 
 JOB = (

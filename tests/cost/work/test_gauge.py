@@ -106,5 +106,5 @@ def test_what_the_model_flatters_is_not_chosen_for_it(tmp_path: Path) -> None:
     same, _ = plan_and_explain(free, make_workload())
     assert plan.replicas == same.replicas
     assert plan.estimates is not None and same.estimates is not None
-    # Its pieces take three times as long, the update and the launches do not.
-    assert plan.estimates.step_time_s > 2.8 * same.estimates.step_time_s
+    # Its pieces take three times as long; update, launches and the tied weight's sum do not.
+    assert plan.estimates.step_time_s > 2.7 * same.estimates.step_time_s

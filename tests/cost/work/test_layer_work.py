@@ -45,7 +45,10 @@ def test_attention_of_a_dense_layer_by_hand() -> None:
     scores = B * 8 * S * S
     assert work.score_bytes == 2 * scores
     assert work.score_dropout_bytes == 5 * scores  # read, written, and a byte of the mask
-    assert work.memory_bytes == B * S * H * (4 + 6 + 1)
+    # Norm, and bias, dropout and sum with a byte of the mask; a copy of the context.
+    assert work.moved.forward == B * S * H * (4 + (6 + 1) + 4)
+    # Norm; sum of gradients, dropout and bias; gradients of all three put together; the context.
+    assert work.moved.backward == B * S * H * (6 + (6 + 5 + 2) + 12 + 4)
 
 
 def test_fused_attention_skips_half_and_keeps_scores_on_chip() -> None:
@@ -67,7 +70,9 @@ def test_the_mlp_by_hand() -> None:
     assert work.gemm_flops == (2 * B * S * H * F,) * 2
     assert work.num_params == 2 * H * F
     # The activation reads and writes 16-bit columns, beside norm and residual.
-    assert work.memory_bytes == B * S * H * 11 + B * S * 2 * F * 2
+    assert work.moved.forward == B * S * H * 11 + B * S * 2 * F * 2
+    # Backward an activation reads a gradient too, and the gradient of its bias is summed.
+    assert work.moved.backward == B * S * H * 19 + B * S * (3 + 1) * F * 2
 
 
 def test_a_gated_mlp_has_a_first_product_twice_as_wide() -> None:
@@ -140,7 +145,7 @@ def test_work_grows_with_the_micro_batch(size: int, flash: bool) -> None:
     for of in (attention_work, mlp_work):
         a, b = (of(DENSE.model, training, share, flash) for training in (one, more))
         assert sum(b.gemm_flops) == size * sum(a.gemm_flops)
-        assert b.memory_bytes == size * a.memory_bytes
+        assert b.moved == a.moved.times(size)
         assert b.num_params == a.num_params
 
 
@@ -150,7 +155,10 @@ def test_sequence_parallelism_divides_what_is_beside_the_products() -> None:
     divided = attention_work(
         DENSE.model, replace(DENSE.training, sequence_parallel=True), share, True
     )
-    assert divided.memory_bytes == plain.memory_bytes / 4
+    assert divided.moved.forward == plain.moved.forward / 4
+    # Gradients of queries, keys and values are of all tokens: read and put together.
+    of_all = B * S * 3 * H // 4 * 2 * 2
+    assert divided.moved.backward - of_all == (plain.moved.backward - of_all) / 4
     assert divided.gemm_flops == plain.gemm_flops
 
 

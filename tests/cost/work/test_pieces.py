@@ -11,12 +11,7 @@ from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.network.collectives import all_gather_s, reduce_scatter_s
 from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.cost.work.pieces import (
-    PieceTimes,
-    activation_bytes,
-    modelled_layer,
-    price_pieces,
-)
+from megatron_hetero.cost.work.pieces import PieceTimes, modelled_layer, price_pieces
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.model.training import TokenDispatcher
 from tests.cost.builders import FAST, INSIDE, SLOW, make_workload
@@ -53,6 +48,7 @@ def test_a_stage_is_its_layers_and_its_ends() -> None:
         for last in (False, True):
             expected = 3 * found.layer.total_s
             expected += found.embedding.total_s * first + found.head.total_s * last
+            expected += found.tied_s * (first and last)
             assert found.stage(3, first, last).total_s == pytest.approx(expected)
     assert found.stage(0, False, False).total_s == 0.0
     assert not found.measured  # there is no profile
@@ -106,12 +102,6 @@ def test_full_recompute_does_the_forward_again() -> None:
     assert repeated.communication.backward_s - plain.communication.backward_s == pytest.approx(
         plain.communication.forward_s
     )
-
-
-def test_activations_by_hand() -> None:
-    assert activation_bytes(WORKLOAD) == 1024 * 1024 * 2
-    two = make_workload(hidden_size=1024, seq_length=1024, micro_batch_size=3, precision="fp32")
-    assert activation_bytes(two) == 3 * 1024 * 1024 * 4
 
 
 def test_parts_of_a_sequence_wait_for_the_keys_of_others() -> None:

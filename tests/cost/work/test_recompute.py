@@ -101,13 +101,13 @@ def test_an_mlp_is_computed_again_but_for_its_sum_with_what_went_in() -> None:
     plain = part_seconds(DENSE, FAST, share, mlp_work)
     repeated = part_seconds(again(DENSE, "mlp"), FAST, share, mlp_work)
     assert repeated.products[1] - plain.products[1] == pytest.approx(plain.products[0])
-    # Transformer Engine's norm is in the first product: two elements of five and a mask byte.
+    # Transformer Engine's norm is in the first product: two elements of five.
     model, training = DENSE.model, DENSE.training
     work = mlp_work(model, training, share, True)
     elements = share.own_tokens(model, training) * model.hidden_size
-    moved = work.memory_bytes - elements * (3 * training.element_bytes + 1)
+    moved = work.moved.forward - elements * 3 * training.element_bytes
     share_of_all = (repeated.memory[1] - plain.memory[1]) / plain.memory[0]
-    assert share_of_all == pytest.approx(moved / work.memory_bytes)
+    assert share_of_all == pytest.approx(moved / work.moved.forward)
     # Attention is another part.
     attention = [part_seconds(w, FAST, share, attention_work) for w in (DENSE, again(DENSE, "mlp"))]
     assert attention[0] == attention[1]

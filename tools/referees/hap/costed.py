@@ -24,13 +24,14 @@ from megatron_hetero.cost.parameters import (
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
-    gradient_accumulation_s,
     group_layer_times,
 )
 from megatron_hetero.cost.work.fused_attention import uses_flash_attention
+from megatron_hetero.cost.work.gradient_sums import gradient_accumulation_s
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import speed_of
+from megatron_hetero.cost.work.traffic import ends_bytes
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s
@@ -165,8 +166,9 @@ def _works(
     flash = uses_flash_attention(model, training, gpu)
     attention = attention_work(model, training, share, flash)
     mlp = mlp_work(model, training, share, flash)
-    norm_s = speed.memory_s(attention.memory_bytes)
-    active_s = speed.memory_s(mlp.memory_bytes - attention.memory_bytes)
+    ends = ends_bytes(model, training, share)
+    attention_s, norm_s = ([*map(speed.memory_s, own)] for own in (attention.moved, ends))
+    active_s = [speed.memory_s(a - b) for a, b in zip(mlp.moved, ends, strict=True)]
 
     def product(own: Product, element_s: float = 0.0) -> _StepWork:
         overhead_s = speed.products.curve.overhead_s
@@ -187,24 +189,24 @@ def _works(
     (qkv, proj), (up, down) = attention.products, mlp.products
     params = _matrices(workload)
     made = {
-        "norm of attention": _StepWork(0.0, norm_s),
+        "norm of attention": _StepWork(0.0, attention_s[0]),
         "query, key, value": product(qkv),
         "core attention": core(once.forward_s, both.forward_s),
         "projection": product(proj),
-        "norm of MLP": _StepWork(0.0, norm_s),
-        "up": product(up, active_s),
+        "norm of MLP": _StepWork(0.0, norm_s[0]),
+        "up": product(up, active_s[0]),
         "down": product(down),
-        "gradient of U": product(down, 2 * active_s),
+        "gradient of U": product(down, active_s[1]),
         "gradient of DOWN": gradient(down, params["mlp"][1]),
         "gradient of M": product(up),
         "gradient of UP": gradient(up, params["mlp"][0]),
-        "gradient of norm of MLP": _StepWork(0.0, 2 * norm_s),
+        "gradient of norm of MLP": _StepWork(0.0, norm_s[1]),
         "gradient of context": product(proj),
         "gradient of PROJ": gradient(proj, params["attention"][1]),
         "gradient of core attention": core(once.backward_s + again[0], both.backward_s + again[1]),
         "gradient of N": product(qkv),
         "gradient of QKV": gradient(qkv, params["attention"][0]),
-        "gradient of norm of attention": _StepWork(0.0, 2 * norm_s),
+        "gradient of norm of attention": _StepWork(0.0, attention_s[1]),
     }
     is_s = costs.group_pieces((device,), None, costs.vocab_rows((1,))).layer.total_s
     factor = is_s / group_layer_times(costs.workload, [(gpu, share)]).total_s
