@@ -194,6 +194,16 @@ def _bound_of_free_groups(
     return None
 
 
+def may_be_proved_further(plan: Plan) -> bool:
+    """Return whether more effort may raise the bound of a plan: not where it is by work alone,
+    whatever the effort, since the plan divides sequences, exchanges gradients by groups of
+    machines, or has groups of unlike GPUs."""
+    if plan.estimates is None or plan.estimates.bound_s is None:
+        return False
+    by_work = plan.layout.has_context_parallel or bool(plan.exchange_groups)
+    return not by_work and plan.estimates.bound_relaxes != FREE_GROUPS_RELAX
+
+
 def _warn_of_fault(bound: Bound, cost: PlacementCost) -> None:
     """Ask for a report of a bound above a plan's step."""
     warnings.warn(

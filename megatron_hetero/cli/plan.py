@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="spend up to a minute or two on the lower bound: tighter, and in clusters of more "
+        help="spend up to a minute more on the lower bound: tighter, and in clusters of more "
         "than 128 GPUs not by their work alone",
     )
     parser.add_argument(

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from megatron_hetero.bounds.estimate import may_be_proved_further
 from megatron_hetero.cli.goal import asks_for_a_goal
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
@@ -84,12 +85,13 @@ def show_found(arguments: argparse.Namespace, output: Output, found: FoundPlan) 
     notes = note_lines(plan, found.workload, _places(arguments))
     output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
     # A wide gap may be the plan's or the bound's.
-    if _may_be_proved_further(arguments, plan):
+    if _is_far_from_bound(arguments, plan):
         if arguments.strategy == "auto":
             output.show(
                 "plan --strategy thorough takes up to ten times as long and may find a faster plan"
             )
-        output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
+        if may_be_proved_further(plan):
+            output.show("plan --prove takes up to a minute more and may find a tighter lower bound")
     # Name the file written, and flags of the job that would stop its start.
     has_stock = explanation.best_stock is not None
     refusals = tuple(refusal_lines(plan, has_stock))
@@ -114,7 +116,7 @@ def _places(arguments: argparse.Namespace) -> dict[str, str]:
     return {argument.flag: argument.where for argument in job.arguments}
 
 
-def _may_be_proved_further(arguments: argparse.Namespace, plan: Plan) -> bool:
+def _is_far_from_bound(arguments: argparse.Namespace, plan: Plan) -> bool:
     """Return True if the plan is so far from the bound that a longer search may pay."""
     gap = None if plan.estimates is None else plan.estimates.gap
     # Longer searches are advised for the default schedule, and where not only stock plans count.

@@ -49,7 +49,7 @@ def plan_cluster(
             be one that stock Megatron runs.
         schedules: "counts" for 1F1B with launch counts, "best" for other orders of computations
             where they make the step shorter (`schedule.choice.best`).
-        prove: the lower bound as far as a minute or more takes it, in clusters of any size.
+        prove: the lower bound as far as up to a minute more takes it, in clusters of any size.
             Interrupted there, the plan comes with what is proved so far.
         simplest_within: not the best plan, but the one nearest to stock Megatron that is at most
             this part behind it (`advise.simplest`).

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.bounds.effort import PROOF
+from megatron_hetero.bounds.estimate import may_be_proved_further
+from megatron_hetero.bounds.free_groups import FREE_GROUPS_RELAX
 from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES
 from megatron_hetero.cli.main import main
 from megatron_hetero.plan.file import load_plan
 from tests.cli.example import CLUSTER, MODEL, PLAN
 
+ROOT = Path(__file__).resolve().parents[2]
 MANY = """\
 version: 1
 nodes:
@@ -71,6 +74,40 @@ def test_an_interrupted_proof_leaves_what_is_proved(
     assert 0 < plan.estimates.bound_s <= plan.estimates.step_time_s
     assert plan.estimates.bound_relaxes == WORK_BOUND_RELAXES
     assert all("interrupted" not in reason for reason in plan.idle_reasons.values())
+
+
+def test_a_longer_proof_is_advised_only_where_it_may_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bound of a plan that divides sequences is by work alone, whatever the effort."""
+    monkeypatch.setattr("megatron_hetero.cli.plan_found._WIDE_GAP", -1.0)
+    divided = ROOT / "examples/one-workstation"
+    words = ["plan", "--cluster", str(divided / "cluster.yaml")]
+    assert main([*words, "--model", str(divided / "llama-1.5b.flags")]) == 0
+    printed = capsys.readouterr().out
+    assert "cp2" in printed and "--strategy thorough" in printed and "--prove" not in printed
+    assert main(PLAN) == 0
+    assert "plan --prove takes up to a minute more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("groups", "relaxes", "may"),
+    [
+        ((), WORK_BOUND_RELAXES, True),
+        ((("a100-0",), ("rtx-0",)), WORK_BOUND_RELAXES, False),
+        ((), FREE_GROUPS_RELAX, False),
+    ],
+)
+def test_bounds_by_work_alone_are_not_proved_further(
+    groups: tuple[tuple[str, ...], ...], relaxes: str, may: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "-o", str(path)]) == 0
+    plan = load_plan(path)
+    assert plan.estimates is not None
+    estimates = replace(plan.estimates, bound_relaxes=relaxes)
+    assert may_be_proved_further(replace(plan, estimates=estimates, exchange_groups=groups)) is may
+    assert not may_be_proved_further(replace(plan, estimates=None))
 
 
 @pytest.mark.parametrize(

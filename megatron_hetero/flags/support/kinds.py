@@ -15,8 +15,7 @@ NEUTRAL: dict[Neutral, str] = {
     "log": "says what is printed, logged or watched, not what is trained",
     "kernels": "chooses how something is computed, or when memory is freed: the same numbers to "
     "rounding",
-    "GPU": "acts on a GPU or through its libraries alone, where nothing of this package has been "
-    "compared yet",
+    "GPU": "acts on a GPU or through its libraries alone, where no test has compared it yet",
     "reading": "names or reads files of data and tokenizers, which every rank does as one process",
     "writing": "decides how fast or by whom a checkpoint is written and read; its form stays",
     "end": "decides when a job ends, or hurts it on purpose to see whether it does",
