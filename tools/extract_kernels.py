@@ -41,6 +41,10 @@ LICENCE = "Apache-2.0, Copyright (c) NVIDIA CORPORATION & AFFILIATES"
 DTYPES = ("bfloat16", "fp8", "fp8_block")
 EXPERT_ENGINES = ("trtllm", "vllm")
 EXPERT_TOKENS = (512, 2048, 8192, 16384)
+CAST_ENGINES = ("trtllm", "vllm")
+"""SGLang's kernel of this table moves a tenth of what the other two do."""
+CAST_ROWS = (1, 16, 256, 1024, 4096, 16384, 32768)
+CAST_COLUMNS = (1024, 4096, 8192, 16384, 65536)
 LEAST_MESSAGE = 4096
 ROWS = (16, 256, 1024, 2048, 4096, 8192, 16384)
 SIZES = (1024, 2048, 3072, 4096, 5120, 8192, 10240, 12288, 16384)
@@ -134,6 +138,28 @@ def experts(clone: Clone) -> tuple[list[tuple[Any, ...]], dict[str, dict[str, st
     return rows, sources
 
 
+def casts(clone: Clone) -> tuple[list[tuple[Any, ...]], dict[str, dict[str, str]]]:
+    """Return rows of (GPU, rows, columns, microseconds by engine): a matrix of 16 bits is read,
+    scaled and written in fp8, which memory alone bounds; and the sources."""
+    rows: list[tuple[Any, ...]] = []
+    sources: dict[str, dict[str, str]] = {}
+    for system, gpu in SYSTEMS.items():
+        cells: dict[tuple[int, int], dict[str, float]] = {}
+        for engine in CAST_ENGINES:
+            # Cards without fp8 have no such table.
+            for path in clone.versions(system, "quantize", engine, "scale_matrix_perf.parquet")[:1]:
+                sources.setdefault(gpu, {})[engine] = f"{path}@{clone.commit}"
+                for row in clone.rows(path):
+                    key = int(row["m"]), int(row["k"])
+                    if key[0] in CAST_ROWS and key[1] in CAST_COLUMNS and row["latency"] > 0:
+                        cells.setdefault(key, {})[engine] = round(1e3 * row["latency"], 2)
+        rows += [
+            (gpu, *key, *(own.get(engine, "") for engine in CAST_ENGINES))
+            for key, own in sorted(cells.items())
+        ]
+    return rows, sources
+
+
 def collectives(clone: Clone) -> tuple[list[tuple[Any, ...]], dict[str, dict[str, str]]]:
     """Return rows of (GPU, operation, GPUs, bytes, microseconds) of NCCL, and the sources."""
     rows: list[tuple[Any, ...]] = []
@@ -161,6 +187,7 @@ def main() -> None:
             ("gpu", "tokens", "hidden", "ffn", "topk", "experts", *EXPERT_ENGINES),
             *experts(clone),
         ),
+        "casts.csv": (("gpu", "rows", "columns", *CAST_ENGINES), *casts(clone)),
         "collectives.csv": (
             ("gpu", "operation", "gpus", "bytes", "us"),
             *collectives(clone),

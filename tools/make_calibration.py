@@ -36,6 +36,7 @@ from calibration_tables import (
     layer_points,
     operator_points,
 )
+from cast_tables import cast_points, fit_kernel_s
 from expert_tables import expert_points, fit_experts
 from gpu_steps import TABLE as STEPS_TABLE
 from layer_fits import fit_launch, fit_layers, fit_link
@@ -141,6 +142,7 @@ def fit(
         "gemm": gemm,
         "memory_efficiency": {"default": round(min(1.0, statistics.median(streaming)), 3)}
         | {gpu: part for gpu, part in reading_efficiency().items() if gpu in gemm},
+        "kernel_s": fit_kernel_s([p for p in cast_points() if p.gpu not in left_out]),
         "dropout_slowdown": 1.0,
         "score_traffic": {kind: {"forward": 8.0, "backward": 16.0} for kind in ("fp16", "fp32")},
         "attention": NO_TABLE,

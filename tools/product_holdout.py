@@ -6,8 +6,8 @@ For each GPU type of `benchmarks/tables/products.csv`, the mean absolute error o
 (each side 2,048 or more): fitted to all; every number of rows in turn left out; every engine in
 turn left out, and predicted; oldest versions predicted from the newest; the type itself left out,
 priced as a type without a table; and with it all types of its compute capability.  Then the same
-of fp8, the ratios of all pairs of types, and layers of experts.  Last, whole layers on cards that
-have no table, or few watts (`benchmarks/tables/prompt-layers.json`): the part of the peak that
+of fp8, the ratios of all pairs of types, layers of experts, and casts.  Last, whole layers on cards
+that have no table, or few watts (`benchmarks/tables/prompt-layers.json`): the part of the peak that
 their products reach is held against the prices, which know nothing of these layers.
 `make_nvlink.py` prints such errors of collectives, `cost_holdout.py` those of fused attention.
 """
@@ -20,6 +20,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+from cast_tables import cast_points, fit_bandwidths, fit_kernel_s, large_casts
 from expert_tables import ExpertPoint, expert_points, fit_experts, predict_experts
 from product_tables import (
     TABLES,
@@ -266,12 +267,35 @@ def prompt_layers() -> None:
         print("| " + " | ".join(cells) + " |")
 
 
+def casts() -> None:
+    """Print what kernels that memory bounds take, beside their price, which knows of these kernels
+    the fixed time alone."""
+    points, shipped = cast_points(), shipped_calibration()
+    print("\nCasts of 16 bits to fp8, by memory alone\n")
+    print("| GPU | fixed us | of the bandwidth | priced | large ones | other types' fixed us |")
+    print("| --- | --: | --: | --: | --: | --: |")
+    for gpu, part in fit_bandwidths(points).items():
+        own = [point for point in points if point.gpu == gpu]
+        rate = shipped.memory_bytes_per_s(gpu_type(gpu))
+        errors = [
+            (shipped.kernel_s + point.num_bytes / rate) / point.seconds - 1
+            for point in large_casts(own)
+        ]
+        others = fit_kernel_s([point for point in points if point.gpu != gpu])
+        print(
+            f"| {gpu} | {1e6 * fit_kernel_s(own):.1f} | {part:.2f} | "
+            f"{rate / gpu_type(gpu).memory_bytes_per_s:.2f} | "
+            f"{statistics.mean(map(abs, errors)):.1%} | {1e6 * others:.1f} |"
+        )
+
+
 def main() -> None:
     """Print every table."""
     for dtype in WORDS:
         table(dtype)
     ratios()
     experts()
+    casts()
     prompt_layers()
 
 

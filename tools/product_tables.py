@@ -169,7 +169,7 @@ def sources() -> list[str]:
     about = json.loads((TABLES / "kernels.json").read_text(encoding="utf-8"))
     return [
         f"{name}, {gpu}, {column}: {about['repository']} {path} ({about['licence']})"
-        for name in ("products.csv", "experts.csv")
+        for name in ("products.csv", "experts.csv", "casts.csv")
         for gpu, columns in about[name]["columns"].items()
         for column, path in columns.items()
         if not column.endswith("-old")

@@ -89,7 +89,7 @@ def test_experts_pad_their_own_rows_and_routers_those_of_each_rank() -> None:
 def test_padding_is_in_products_and_copies_or_in_the_exchange() -> None:
     model, share = JOB.model, even_share(JOB.model, 1)
     works = [mlp_work(model, job.training, share, True) for job in (JOB, IN_FP8, PADDED)]
-    plain, in_fp8, padded = ([sum(w.gemm_flops), w.moved.forward] for w in works)
+    plain, in_fp8, padded = ([sum(w.gemm_flops), w.moved.forward.num_bytes] for w in works)
     rows = 8 * 7.5
     each = 2 * 2 * 512 * 512
     assert in_fp8[0] - plain[0] == pytest.approx(rows * each)

@@ -167,7 +167,9 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
         moved.of_heads(job, tokens, stage.parts(job.groups)[member], heads, gpu.is_old),
         moved.of_mlp(job, tokens, own, job.ffn * columns),
     )
-    rest, rest_back = (sum(each) / memory for each in zip(*parts, strict=True))
+    there, back_there, *kernels = (sum(each) for each in zip(*parts, strict=True))
+    fixed, fixed_back = (number * moved.KERNEL_US * 1e-6 for number in kernels)
+    rest, rest_back = there / memory + fixed, back_there / memory + fixed_back
     scores = tokens * heads * job.heads * job.sequence
     two = 4 * scores * job.head_size * (1.0 if gpu.is_old else 0.5) / rate
     _, forth, back = min(gpu.fused, key=lambda own: abs(log(own[0] / job.head_size)))
@@ -191,11 +193,11 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
     words = 3 * tokens * job.hidden * e / memory
     logits = tokens * rows / job.hidden
     output = gpu.product_s(tokens, job.hidden, rows / job.hidden, e)
-    # The loss: logits to fp32, a maximum, exponents, a sum; a number for each row is subtracted,
-    # and another divides.  Backward the logits are multiplied, and written as they were read.
+    # The loss: logits to fp32, a maximum that is subtracted, exponents, a sum that divides.
+    # Backward the logits are multiplied, and written as they were read.
     mixed = min(gpu.mixed_gb_per_s * 1e9, memory)
-    loss = logits * (4 + e + 16) / memory + logits * 16 / mixed
-    loss_back = logits * (4 + e) / memory + logits * 8 / mixed
+    loss = logits * (4 + e + 32) / mixed
+    loss_back = logits * (4 + e + 8) / mixed
     return _Parts(
         _Pass(layer, layer_back),
         _Pass(layer, layer_back + again),

@@ -69,7 +69,8 @@ class Calibration:
 
     `dropout_slowdown`: how much longer dropout takes than its traffic (it draws random numbers);
     `same_chip`: types that share the constants of another one; `mixed`: most bytes a second of
-    kernels that read operands of unlike shapes or precisions, by GPU type.
+    kernels that read operands of unlike shapes or precisions, by GPU type; `kernel_s`: seconds of a
+    kernel that moves nothing, which each that memory bounds takes beside its bytes.
     """
 
     gemm: Mapping[tuple[str, str], GemmEfficiency]
@@ -80,6 +81,7 @@ class Calibration:
     same_chip: Mapping[str, str]
     grouped: GroupedCall = NO_GROUPED
     mixed: Mapping[str, float] = field(default_factory=dict)
+    kernel_s: float = 0.0
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Calibration:
@@ -100,6 +102,7 @@ class Calibration:
             dict(data["same_chip"]),
             GroupedCall(**data["grouped"]) if "grouped" in data else NO_GROUPED,
             dict(data.get("mixed_bytes_per_s", {})),
+            data.get("kernel_s", 0.0),
         )
 
     def has_products(self, name: str) -> bool:

@@ -163,13 +163,13 @@ def part_seconds(
     speed = speed_of(training, gpu, calibration)
     work = work_of(model, training, share, is_fused)
     products = _product_times(work.products, speed)
-    forward_s, backward_s = map(speed.memory_s, work.moved)
+    forward_s, backward_s = map(speed.moved_s, work.moved)
     core = _core_times(workload, (gpu, share), work, speed, is_fused, calibration)
     accumulation_s = gradient_accumulation_s(work.num_params, speed, training)
     # What is recomputed takes its forward pass once more.
     products_again_s = _product_times(work.again.products, speed).forward_s
     core_again_s = core.forward_s if "core_attn" in recomputed(training) else 0.0
-    elementwise_again_s = speed.memory_s(work.again.memory_bytes)
+    elementwise_again_s = speed.moved_s(work.again.moved)
     return PartSeconds(
         (products.forward_s, products.backward_s + products_again_s),
         (core.forward_s, core.backward_s + core_again_s),

@@ -133,13 +133,12 @@ def cross_entropy_times(
             speed.memory_s(logits * forward_bytes),
             speed.memory_s(logits * (_FP32_BYTES + _HALF_BYTES)),
         )
-    # A maximum and a sum read each; the exponential reads and writes.
-    forward_s = speed.memory_s(logits * (cast_bytes + 4 * _FP32_BYTES))
-    # The maximum is subtracted, and the sum divides: one number for each token.
-    forward_s += speed.mixed_s(logits * 4 * _FP32_BYTES)
-    # Backward the gradient of the loss multiplies.
-    backward_s = speed.memory_s(logits * cast_bytes) + speed.mixed_s(logits * 2 * _FP32_BYTES)
-    return PassTimes(forward_s, backward_s)
+    # A maximum and a sum read each; the exponential reads and writes; the maximum is subtracted,
+    # and the sum divides.  Backward the gradient of the loss multiplies.
+    return PassTimes(
+        speed.mixed_s(logits * (cast_bytes + 8 * _FP32_BYTES)),
+        speed.mixed_s(logits * (cast_bytes + 2 * _FP32_BYTES)),
+    )
 
 
 def head_product(model: ModelSpec, width: int, vocab_rows: int, num_tokens: int) -> Product:

@@ -18,6 +18,7 @@ from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.traffic import (
     Moved,
+    Traffic,
     activation_bytes,
     attention_bytes,
     ends_bytes,
@@ -36,14 +37,14 @@ class Again(NamedTuple):
     """What the backward pass computes again of a part of a layer, beside scores and context."""
 
     products: tuple[Product, ...] = ()
-    memory_bytes: float = 0.0
+    moved: Traffic = Traffic()
 
 
 @value(frozen=True)
 class Work:
     """Work of a micro-batch on a GPU in the forward pass of a part of a layer.
 
-    `moved`: bytes beside products and scores, of both passes; `again`: of the modules that the job
+    `moved`: what both passes move beside products and scores; `again`: of the modules that the job
     recomputes; `head_size`: elements of a head's queries; `score_bytes`: one element for each
     attention score, and what dropout of them moves in a pass.
     """
@@ -89,7 +90,7 @@ def attention_work(
     moved = moved.plus(*attention_bytes(model, training, share, is_fused=flash))
     # The up-projections: of queries, from their latents or at once, and of keys and values.
     raised = (products[1 if model.q_lora_rank else 0], products[-2]) if model.kv_lora_rank else ()
-    rotated = rotated_latent_bytes(model, training, share).forward if raised else 0.0
+    rotated = rotated_latent_bytes(model, training, share).forward if raised else Traffic()
     whole, modules = Again(products, moved.forward), {"mla_up_proj": Again(raised, rotated)}
     return Work(
         products,
@@ -134,7 +135,10 @@ def _computed_again(
     if norms_again(model, training, names)[is_mlp]:
         found.append(Again((), norm_bytes(model, training, share).forward))
     products = tuple(product for again in found for product in again.products)
-    return Again(products, sum(again.memory_bytes for again in found))
+    moved = Traffic()
+    for again in found:
+        moved = moved.plus(*again.moved)
+    return Again(products, moved)
 
 
 def _attention_products(
@@ -178,7 +182,7 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
     # With Transformer Engine's layers the norm is in the first product's module.
     norm = Moved() if training.local_layers else norm_bytes(model, training, share)
     whole = Again(products, moved.forward)
-    modules = {"mlp": Again(products, activated.forward + norm.forward)}
+    modules = {"mlp": Again(products, activated.forward.plus(*norm.forward))}
     again = _computed_again(model, training, share, whole, modules, is_mlp=True)
     return Work(products, moved, sum(weights), again)
 
@@ -205,10 +209,13 @@ def _experts_work(
     )
     router = Product(own_tokens, model.num_experts, model.hidden_size)
     # The router's weights multiply within the activation.
-    activated = activation_bytes(model, training, routed * columns)
+    calls = 1 if training.grouped_experts else num_experts
+    activated = activation_bytes(model, training, routed * columns, calls)
     moved = routing_bytes(model, training, share, routed).plus(*activated)
     shared = shared_expert_matrices(model, share)
-    in_shared = activation_bytes(model, training, float(tokens * share.shared_columns))
+    in_shared = Moved()
+    if shared:
+        in_shared = activation_bytes(model, training, float(tokens * share.shared_columns))
     moved = moved.plus(*in_shared)
     of_shared = _mlp_products(tokens, shared, model.hidden_size, share.shared_columns)
     products = router, *experts, *of_shared

@@ -13,6 +13,7 @@ from megatron_hetero.cost.work.calibration import (
     shipped_calibration,
 )
 from megatron_hetero.cost.work.products import Product, ProductSpeed
+from megatron_hetero.cost.work.traffic import Traffic
 from megatron_hetero.model.training import TrainingSpec
 
 _CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0}
@@ -57,6 +58,7 @@ class Speed(NamedTuple):
     dropout_slowdown: float
     fp8: ProductSpeed | None = None
     cast_bytes: float = 0.0
+    kernel_s: float = 0.0
 
     def products_s(self, products: Sequence[Product]) -> float:
         """Time a sequence of matrix products."""
@@ -71,8 +73,12 @@ class Speed(NamedTuple):
         """Time reading and writing `num_bytes` bytes in all."""
         return num_bytes / self.memory_bytes_per_s
 
+    def moved_s(self, traffic: Traffic) -> float:
+        """Time kernels that move so much, one after the other."""
+        return traffic.kernels * self.kernel_s + self.memory_s(traffic.num_bytes)
+
     def mixed_s(self, num_bytes: float) -> float:
-        """Time kernels of torch whose operands are unlike in shape or precision."""
+        """Time kernels of torch on fp32 logits, or whose operands are unlike in precision."""
         return num_bytes / self.mixed_bytes_per_s
 
 
@@ -107,4 +113,5 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
         calibration.dropout_slowdown,
         fp8,
         cast_bytes(training),
+        calibration.kernel_s,
     )

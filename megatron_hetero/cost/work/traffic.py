@@ -1,4 +1,5 @@
-"""Bytes that the operators of a layer read and write beside its products, in either pass.
+"""What the operators of a layer read and write beside its products, in either pass: bytes, and the
+kernels that move them.
 
 Every operator counts by what its kernel on a GPU reads and writes: one kernel for each operation of
 torch, for each function that Megatron compiles (`jit_fuser`: bias, dropout and sum; activations),
@@ -19,45 +20,67 @@ from megatron_hetero.model.training import TrainingSpec
 _GATED, _PLAIN = (3, 5), (2, 3)
 """Elements moved for each column of an activation: gated, of which two are multiplied to one, or
 not."""
+_ROUTER = (18, 12)
+"""Operators of a router beside its product, which move next to nothing."""
+
+
+class Traffic(NamedTuple):
+    """Bytes that kernels read and write, and how many kernels."""
+
+    num_bytes: float = 0.0
+    kernels: int = 0
+
+    def plus(self, num_bytes: float, kernels: int = 1) -> Traffic:
+        """Return so many more; by default of one kernel."""
+        return Traffic(self.num_bytes + num_bytes, self.kernels + kernels)
+
+    def times(self, factor: float) -> Traffic:
+        """Return so many times the bytes, of as many kernels."""
+        return Traffic(self.num_bytes * factor, self.kernels)
 
 
 class Moved(NamedTuple):
-    """Bytes of the forward and of the backward pass."""
+    """Traffic of the forward and of the backward pass."""
 
-    forward: float = 0.0
-    backward: float = 0.0
+    forward: Traffic = Traffic()
+    backward: Traffic = Traffic()
 
-    def plus(self, forward: float, backward: float) -> Moved:
-        """Return so many more."""
-        return Moved(self.forward + forward, self.backward + backward)
+    def plus(self, forward: Traffic, backward: Traffic) -> Moved:
+        """Return so much more."""
+        return Moved(self.forward.plus(*forward), self.backward.plus(*backward))
 
     def times(self, factor: float) -> Moved:
-        """Return so many times as much."""
-        return Moved(self.forward * factor, self.backward * factor)
+        """Return so many times the bytes, of as many kernels."""
+        return Moved(self.forward.times(factor), self.backward.times(factor))
 
 
 def norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> Moved:
     """Count a norm of the residuals: backward it reads its input and a gradient."""
     element, residual = training.element_bytes, training.residual_bytes
     each = share.own_tokens(model, training) * model.hidden_size
-    return Moved(residual + element, element + 2 * residual).times(each)
+    backward = Traffic(element + 2 * residual, 1 + _vectors(model))
+    return Moved(Traffic(residual + element, 1), backward).times(each)
+
+
+def _vectors(model: ModelSpec) -> int:
+    """Count the weights of a norm; each is added to its main gradient by a kernel of its own."""
+    return 2 if model.normalization == "LayerNorm" else 1
 
 
 def ends_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> Moved:
     """Count what either half of a layer begins and ends with: a norm, and the sum of its result and
     what went in, with bias and dropout."""
     element, residual = training.element_bytes, training.residual_bytes
-    forward, backward = element + 2 * residual, 3 * residual
+    forward, backward = Traffic(element + 2 * residual, 1), Traffic(3 * residual, 1)
     # Backward both gradients of what went in are added; that of the sum itself is passed on.
     if training.hidden_dropout:
-        forward, backward = forward + 1, backward + residual + 1 + element
+        forward, backward = forward.plus(1, 0), backward.plus(residual + 1 + element)
     elif element < residual:
-        backward += residual + element
+        backward = backward.plus(residual + element)
     if model.add_bias_linear:
-        backward += element
-    own_tokens = share.own_tokens(model, training)
-    moved = norm_bytes(model, training, share)
-    return moved.plus(*(own_tokens * model.hidden_size * n for n in (forward, backward)))
+        backward = backward.plus(element, 2)
+    each = float(share.own_tokens(model, training) * model.hidden_size)
+    return norm_bytes(model, training, share).plus(*Moved(forward, backward).times(each))
 
 
 def attention_bytes(
@@ -77,32 +100,37 @@ def attention_bytes(
     heads_per_group = model.num_attention_heads // model.num_query_groups
     # Backward the gradients of all three are put together: Transformer Engine 2.20 lacks the
     # `_SplitAlongDim` by which Megatron would leave that out.
-    forward, backward = 0, 2 * (query + 2 * keys)
+    forward, backward = Traffic(), Traffic(2 * (query + 2 * keys), 1)
     if model.is_rotary:
-        forward, backward = forward + 2 * (query + keys), backward + 2 * (query + keys)
+        forward = forward.plus(2 * (query + keys), 2)
+        backward = backward.plus(2 * (query + keys), 2)
     if model.qk_layernorm:
-        forward, backward = forward + 2 * (query + keys), backward + 3 * (query + keys)
+        forward = forward.plus(2 * (query + keys), 2)
+        backward = backward.plus(3 * (query + keys), 2 * (1 + _vectors(model)))
     # Queries of several groups do not lie side by side; a norm wants rows of heads.
     if model.qk_layernorm or (heads_per_group > 1 and share.query_groups > 1):
-        forward += 2 * query
+        forward = forward.plus(2 * query)
     if not is_fused:
         # The context is put in the order of the projection, keys and values of a group are
         # repeated.
-        moved = 2 * query + (2 * (query + keys) if heads_per_group > 1 else 0)
-        forward, backward = forward + moved, backward + moved
+        forward, backward = forward.plus(2 * query), backward.plus(2 * query)
+        if heads_per_group > 1:
+            forward = forward.plus(2 * (query + keys), 2)
+            backward = backward.plus(2 * (query + keys), 2)
     elif model.qk_layernorm:
-        forward += 4 * keys
+        forward = forward.plus(4 * keys, 2)
     elif model.is_rotary:
-        forward += 2 * keys
+        forward = forward.plus(2 * keys)
     elif heads_per_group > 1:
         # A fused kernel takes all three as they come where they are alike.
-        forward += 4 * keys
+        forward = forward.plus(4 * keys, 2)
     if model.attention_output_gate:
         # The gate is copied as queries are, and multiplies the context.
-        forward, backward = forward + 5 * query, backward + 2 * query + 5 * query
-    # Transformer Engine's products add up their bias's gradient.
-    if training.local_layers and (model.add_bias_linear or model.add_qkv_bias):
-        backward += query + 2 * keys
+        forward, backward = forward.plus(5 * query, 2), backward.plus(2 * query + 5 * query, 2)
+    if model.add_bias_linear or model.add_qkv_bias:
+        # Transformer Engine's products add up their bias's gradient.
+        summed = query + 2 * keys if training.local_layers else 0
+        backward = backward.plus(summed, 1 + training.local_layers)
     each = float(share.num_tokens(model, training) * training.element_bytes)
     return Moved(forward, backward).times(each)
 
@@ -114,30 +142,41 @@ def rotated_latent_bytes(model: ModelSpec, training: TrainingSpec, share: Tensor
     keys_and_values = model.qk_head_dim + model.v_head_dim
     moved = heads * (2 * rotary + 2 * keys_and_values + rotary) + rotary
     each = share.num_tokens(model, training) * training.element_bytes
-    return Moved(moved, moved).times(each)
+    return Moved(Traffic(moved, 2), Traffic(moved, 2)).times(each)
 
 
 def _latents(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> Moved:
     """Count norms and copies of latents; the gradients of two projections of what went in are
     added."""
-    norms = model.q_lora_rank + model.kv_lora_rank if model.qk_layernorm else 0
     # The latent of keys and values is parted from the rotary keys, and backward put together.
     put_together = 2 * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
-    return Moved(
-        2 * norms + 2 * model.kv_lora_rank,
-        3 * norms + put_together + 3 * model.hidden_size,
-    ).times(share.own_tokens(model, training) * training.element_bytes)
+    forward = Traffic(2 * model.kv_lora_rank, 1)
+    backward = Traffic(put_together, 1).plus(3 * model.hidden_size)
+    if model.qk_layernorm:
+        latents, norms = model.q_lora_rank + model.kv_lora_rank, 1 + bool(model.q_lora_rank)
+        forward = forward.plus(2 * latents, norms)
+        backward = backward.plus(3 * latents, norms * (1 + _vectors(model)))
+    each = float(share.own_tokens(model, training) * training.element_bytes)
+    return Moved(forward, backward).times(each)
 
 
-def activation_bytes(model: ModelSpec, training: TrainingSpec, columns: float) -> Moved:
+def activation_bytes(
+    model: ModelSpec, training: TrainingSpec, columns: float, calls: int = 1
+) -> Moved:
     """Count an activation that gives so many elements, with its bias or, behind experts, the
     router's weight.
 
     A kernel with a bias of its own is followed, backward, by the sum of the bias's gradient.
+
+    Args:
+        model, training: of the job.
+        columns: elements that it gives.
+        calls: as many kernels share the elements.
     """
-    forward, backward = _GATED if model.gated_mlp else _PLAIN
+    of_forward, of_backward = _GATED if model.gated_mlp else _PLAIN
+    forward, backward = Traffic(of_forward, calls), Traffic(of_backward, calls)
     if model.add_bias_linear and not model.num_experts:
-        backward += 2 if model.gated_mlp else 1
+        backward = backward.plus(2 if model.gated_mlp else 1, 2)
     return Moved(forward, backward).times(columns * training.element_bytes)
 
 
@@ -166,24 +205,30 @@ def routing_bytes(
     else:
         tokens = share.num_tokens(model, training) * (share.expert_ranks or share.width)
         tokens, rows = tokens / share.width, routed
-    sorted_once = 2 * rows + tokens if training.fuses_permutation else 5 * rows + tokens
     if training.fuses_permutation:
-        sorted_once += tokens
+        moved = Traffic(2 * rows + 2 * tokens, 2)
+    else:
+        moved = Traffic(2 * rows, 1).plus(tokens).plus(3 * rows)
     number = share.num_experts(model)
-    moved = sorted_once + (4 * routed if is_exchanged and number > 1 else 0)
+    if is_exchanged and number > 1:
+        moved = moved.plus(4 * routed, 2)
     # Experts apart put what they give together, and backward their gradients.
     if not training.grouped_experts and number > 1:
-        moved += 2 * routed
+        moved = moved.plus(2 * routed)
     # What comes to experts in fp8 is copied with what pads it, and of one call's result the padding
     # is left out again (`Fp8Padding`, `Fp8Unpadding` of Transformer Engine).
     if training.fp8 and not training.pads_routing:
-        moved += routed * (4 if training.grouped_experts else 2)
+        copies = 2 if training.grouped_experts else 1
+        moved = moved.plus(2 * copies * routed, copies)
     # Backward the gradients of router and experts are added.
-    forward, backward = moved, moved + 3 * own_tokens
+    forward, backward = moved, moved.plus(3 * own_tokens)
+    forward, backward = forward.plus(0, _ROUTER[0]), backward.plus(0, _ROUTER[1])
     # The sum with what the shared expert gives; backward its gradient is one more.
     if share.shared_columns:
-        forward, backward = forward + 3 * own_tokens, backward + 3 * own_tokens
-    found = Moved(forward, backward).times(model.hidden_size * training.element_bytes)
+        forward, backward = forward.plus(3 * own_tokens), backward.plus(3 * own_tokens)
+    found = Moved(forward, backward).times(float(model.hidden_size * training.element_bytes))
     # A router in another precision casts, backward, what went in and its gradient.
-    cast = 2 * (training.element_bytes + training.router_bytes) if training.router_bytes else 0
-    return found.plus(0.0, own_tokens * model.hidden_size * cast)
+    if not training.router_bytes:
+        return found
+    cast = 2 * (training.element_bytes + training.router_bytes)
+    return found.plus(Traffic(), Traffic(float(own_tokens * model.hidden_size * cast), 2))

@@ -2,11 +2,11 @@
 
 A kernel of Transformer Engine is one operator, and so is a function that Megatron compiles
 (`jit_fuser`, which is `torch.compile`); of all else, each operation of torch.  Counted are the
-FLOPs of products, and the bytes that all others read and write.
+FLOPs of products, the bytes that all others read and write, and how many these are.
 
     python -m tests.cost.work.megatron_traffic layer|model JSON
 
-prints for each of a list of Megatron's flags [FLOPs, bytes] of either pass.
+prints for each of a list of Megatron's flags [FLOPs, bytes, operators] of either pass.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ _INDEXED = frozenset({"index_select", "gather", "embedding"})
 
 
 class Counter:
-    """FLOPs of products and bytes of all else; nothing while a kernel's stand-in works."""
+    """FLOPs of products, bytes of all else and how many move them; nothing while a kernel's
+    stand-in works."""
 
     def __init__(self) -> None:
         self.flops = self.moved = 0.0
+        self.kernels = 0
         self.is_inside = False
 
     def move(self, *tensors: Any) -> None:
-        """Count tensors that are read or written."""
+        """Count an operator, with the tensors that it reads or writes."""
+        self.kernels += 1
         self.moved += sum(_touched(each) for each in _tensors(tensors))
 
     def inside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -284,8 +287,8 @@ def model_traffic(flags: str) -> list[list[float]]:
 
 def _counted() -> list[float]:
     """Return what was counted, and begin anew."""
-    found = [_count.flops, _count.moved]
-    _count.flops = _count.moved = 0.0
+    found = [_count.flops, _count.moved, _count.kernels]
+    _count.flops, _count.moved, _count.kernels = 0.0, 0.0, 0
     return found
 
 

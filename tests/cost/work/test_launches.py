@@ -86,9 +86,7 @@ def test_a_layer_of_transformer_engine_is_worth_what_was_measured() -> None:
     measured = {part: (float(f), float(b), int(kernels)) for part, f, b, kernels in rows}
     own = launches(replace(WORKLOAD, model=replace(WORKLOAD.model, **LLAMA)), **PLAIN)
     forward, backward, kernels = measured["layer"]
-    assert sum(own) == pytest.approx(
-        forward + backward + kernels * host_work.KERNEL, rel=0.1
-    )
+    assert sum(own) == pytest.approx(forward + backward + kernels * host_work.KERNEL, rel=0.1)
     # And each constant is the table's, with its kernels.
     for part, constant in (
         ("norm and linear", host_work.NORM_LINEAR),
@@ -114,9 +112,7 @@ def test_gradients_that_are_added_apart_cost_an_operator_and_their_bytes() -> No
     assert more == pytest.approx(4 * host_work.KERNEL)
     # Each of 12 h^2 gradients is read once more, in the job's own elements.
     quick = replace(FAST, launch_s=0.0)
-    times = [
-        pieces(gpu=quick, unfused_gradients=given).layer.total_s for given in (True, False)
-    ]
+    times = [pieces(gpu=quick, unfused_gradients=given).layer.total_s for given in (True, False)]
     assert times[0] - times[1] == pytest.approx(
         12 * 512**2 * TRAINING.element_bytes / speed_of(TRAINING, quick).memory_bytes_per_s
     )

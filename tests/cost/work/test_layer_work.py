@@ -46,9 +46,10 @@ def test_attention_of_a_dense_layer_by_hand() -> None:
     assert work.score_bytes == 2 * scores
     assert work.score_dropout_bytes == 5 * scores  # read, written, and a byte of the mask
     # Norm, and bias, dropout and sum with a byte of the mask; a copy of the context.
-    assert work.moved.forward == B * S * H * (4 + (6 + 1) + 4)
+    assert work.moved.forward == (B * S * H * (4 + (6 + 1) + 4), 3)
     # Norm; sum of gradients, dropout and bias; gradients of all three put together; the context.
-    assert work.moved.backward == B * S * H * (6 + (6 + 5 + 2) + 12 + 4)
+    # Two weights of the norm and two biases are added to their main gradients.
+    assert work.moved.backward == (B * S * H * (6 + (6 + 5 + 2) + 12 + 4), 6 + 4)
 
 
 def test_fused_attention_skips_half_and_keeps_scores_on_chip() -> None:
@@ -70,9 +71,9 @@ def test_the_mlp_by_hand() -> None:
     assert work.gemm_flops == (2 * B * S * H * F,) * 2
     assert work.num_params == 2 * H * F
     # The activation reads and writes 16-bit columns, beside norm and residual.
-    assert work.moved.forward == B * S * H * 11 + B * S * 2 * F * 2
+    assert work.moved.forward == (B * S * H * 11 + B * S * 2 * F * 2, 3)
     # Backward an activation reads a gradient too, and the gradient of its bias is summed.
-    assert work.moved.backward == B * S * H * 19 + B * S * (3 + 1) * F * 2
+    assert work.moved.backward == (B * S * H * 19 + B * S * (3 + 1) * F * 2, 6 + 4)
 
 
 def test_a_gated_mlp_has_a_first_product_twice_as_wide() -> None:
@@ -155,10 +156,11 @@ def test_sequence_parallelism_divides_what_is_beside_the_products() -> None:
     divided = attention_work(
         DENSE.model, replace(DENSE.training, sequence_parallel=True), share, True
     )
-    assert divided.moved.forward == plain.moved.forward / 4
+    assert divided.moved.forward == plain.moved.forward.times(1 / 4)
     # Gradients of queries, keys and values are of all tokens: read and put together.
     of_all = B * S * 3 * H // 4 * 2 * 2
-    assert divided.moved.backward - of_all == (plain.moved.backward - of_all) / 4
+    whole, part = (own.moved.backward.num_bytes - of_all for own in (plain, divided))
+    assert part == whole / 4
     assert divided.gemm_flops == plain.gemm_flops
 
 

@@ -160,9 +160,7 @@ def test_experts_on_one_group_exchange_what_their_dispatcher_sends(
     table = (1,) * width if is_dealt else None
     members = [(FAST, share) for share in member_shares(model, width, expert_shares=table)]
     tokens = 2.0 * 1024 * training.micro_batch_size * 1024
-    gather_s, scatter_s = (
-        of(tokens, width, INSIDE) for of in (all_gather_s, reduce_scatter_s)
-    )
+    gather_s, scatter_s = (of(tokens, width, INSIDE) for of in (all_gather_s, reduce_scatter_s))
     if dispatcher == "allgather":
         once_s = gather_s + scatter_s
     elif is_dealt:

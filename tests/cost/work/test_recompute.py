@@ -16,6 +16,8 @@ from megatron_hetero.cost.work.compute import PassTimes, part_seconds
 from megatron_hetero.cost.work.launches import layer_launches
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.pieces import modelled_layer
+from megatron_hetero.cost.work.speed import speed_of
+from megatron_hetero.cost.work.traffic import Traffic
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import FAST, make_workload
 
@@ -105,9 +107,12 @@ def test_an_mlp_is_computed_again_but_for_its_sum_with_what_went_in() -> None:
     model, training = DENSE.model, DENSE.training
     work = mlp_work(model, training, share, True)
     elements = share.own_tokens(model, training) * model.hidden_size
-    moved = work.moved.forward - elements * 3 * training.element_bytes
-    share_of_all = (repeated.memory[1] - plain.memory[1]) / plain.memory[0]
-    assert share_of_all == pytest.approx(moved / work.moved.forward)
+    moved = Traffic(
+        work.moved.forward.num_bytes - elements * 3 * training.element_bytes,
+        work.moved.forward.kernels - 1,
+    )
+    again_s = repeated.memory[1] - plain.memory[1]
+    assert again_s == pytest.approx(speed_of(training, FAST).moved_s(moved))
     # Attention is another part.
     attention = [part_seconds(w, FAST, share, attention_work) for w in (DENSE, again(DENSE, "mlp"))]
     assert attention[0] == attention[1]

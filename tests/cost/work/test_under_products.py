@@ -91,9 +91,7 @@ def test_a_slow_link_hides_the_products_instead() -> None:
         workload.model, workload.training, even_share(workload.model, width), True
     ).products
     speed = speed_of(workload.training, GPU).products
-    gather_s, scatter_s = (
-        f(num_bytes, width, link) for f in (all_gather_s, reduce_scatter_s)
-    )
+    gather_s, scatter_s = (f(num_bytes, width, link) for f in (all_gather_s, reduce_scatter_s))
     whole = [speed.seconds(p) for p in (column, row)]
     cut = [speed.seconds(p._replace(rows=p.rows / 4, number=4)) for p in (column, row)]
     fourth = [max(pair) / 4 for pair in zip(whole, cut, strict=True)]
@@ -146,16 +144,13 @@ def test_the_first_pass_of_full_recompute_gathers_before_its_products() -> None:
     link, width = Link(200e9, 5e-6), 8
     num_bytes, members = sizes(job(), width)
     kept, again = (
-        layer_exchanges(job(recompute=r), members, num_bytes, link)[1]
-        for r in ("none", "full")
+        layer_exchanges(job(recompute=r), members, num_bytes, link)[1] for r in ("none", "full")
     )
     assert again.forward_s > kept.forward_s == again.again_s
 
 
 def in_turn(num_bytes: float, width: int, link: Link) -> PartExchange:
-    gather_s, scatter_s = (
-        f(num_bytes, width, link) for f in (all_gather_s, reduce_scatter_s)
-    )
+    gather_s, scatter_s = (f(num_bytes, width, link) for f in (all_gather_s, reduce_scatter_s))
     once_s = gather_s + scatter_s
     return PartExchange(once_s, once_s + gather_s, once_s)
 
@@ -235,8 +230,7 @@ def test_without_the_flag_column_parallel_layers_hide_their_backward_exchanges(
             for _, share in members
         )
         left_s = sum(
-            max(0.0, f(num_bytes, 2, link) - product_s)
-            for f in (all_gather_s, reduce_scatter_s)
+            max(0.0, f(num_bytes, 2, link) - product_s) for f in (all_gather_s, reduce_scatter_s)
         )
         gather_s = all_gather_s(num_bytes, 2, link)
         assert part == pytest.approx((plain.forward_s, gather_s + left_s, plain.forward_s))
@@ -283,14 +277,13 @@ def test_the_head_hides_its_backward_exchanges(sequence_parallel: bool) -> None:
     )
     assert few is not None and many is not None
     assert many.communication["head"].backward_s == 0
-    assert few.communication["head"].forward_s == end_exchanges(
-        num_bytes, width, link, sequence_parallel, 4096
-    )[1]
+    assert (
+        few.communication["head"].forward_s
+        == end_exchanges(num_bytes, width, link, sequence_parallel, 4096)[1]
+    )
     product = Product(4096, 1024, 8192)
     product_s = speed_of(training, GPU).products.seconds(product)
-    exchanges = (
-        (all_gather_s, reduce_scatter_s) if sequence_parallel else (all_reduce_s,)
-    )
+    exchanges = (all_gather_s, reduce_scatter_s) if sequence_parallel else (all_reduce_s,)
     assert few.communication["head"].backward_s == pytest.approx(
         sum(f(num_bytes, width, link) - product_s for f in exchanges)
     )

@@ -31,13 +31,15 @@ from megatron_hetero.cost.work.gradient_sums import gradient_accumulation_s
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import speed_of
-from megatron_hetero.cost.work.traffic import ends_bytes
+from megatron_hetero.cost.work.traffic import Traffic, ends_bytes
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s
 from tools.referees.hap.layer import WEIGHTS, Part, layer_graph
 from tools.referees.hap.prices import Line, ProgramPrices
 from tools.referees.hap.states import Dimension, State
+
+_NOTHING = Traffic()
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,18 @@ def _works(
     attention = attention_work(model, training, share, flash)
     mlp = mlp_work(model, training, share, flash)
     ends = ends_bytes(model, training, share)
-    attention_s, norm_s = ([*map(speed.memory_s, own)] for own in (attention.moved, ends))
-    active_s = [speed.memory_s(a - b) for a, b in zip(mlp.moved, ends, strict=True)]
+    between = tuple(
+        Traffic(a.num_bytes - b.num_bytes, a.kernels - b.kernels)
+        for a, b in zip(mlp.moved, ends, strict=True)
+    )
 
-    def product(own: Product, element_s: float = 0.0) -> _StepWork:
-        overhead_s = speed.products.curve.overhead_s
-        return _StepWork(overhead_s, speed.products_s((own,)) - overhead_s + element_s)
+    def moves(own: Traffic) -> _StepWork:
+        return _StepWork(speed.kernel_s * own.kernels, speed.memory_s(own.num_bytes))
+
+    def product(own: Product, beside: Traffic = _NOTHING) -> _StepWork:
+        overhead_s, more = speed.products.curve.overhead_s, moves(beside)
+        divided_s = speed.products_s((own,)) - overhead_s + more.divided_s
+        return _StepWork(overhead_s + more.fixed_s, divided_s)
 
     def gradient(own: Product, num_params: int) -> _StepWork:
         added_s = gradient_accumulation_s(num_params, speed, training)
@@ -189,24 +197,24 @@ def _works(
     (qkv, proj), (up, down) = attention.products, mlp.products
     params = _matrices(workload)
     made = {
-        "norm of attention": _StepWork(0.0, attention_s[0]),
+        "norm of attention": moves(attention.moved.forward),
         "query, key, value": product(qkv),
         "core attention": core(once.forward_s, both.forward_s),
         "projection": product(proj),
-        "norm of MLP": _StepWork(0.0, norm_s[0]),
-        "up": product(up, active_s[0]),
+        "norm of MLP": moves(ends.forward),
+        "up": product(up, between[0]),
         "down": product(down),
-        "gradient of U": product(down, active_s[1]),
+        "gradient of U": product(down, between[1]),
         "gradient of DOWN": gradient(down, params["mlp"][1]),
         "gradient of M": product(up),
         "gradient of UP": gradient(up, params["mlp"][0]),
-        "gradient of norm of MLP": _StepWork(0.0, norm_s[1]),
+        "gradient of norm of MLP": moves(ends.backward),
         "gradient of context": product(proj),
         "gradient of PROJ": gradient(proj, params["attention"][1]),
         "gradient of core attention": core(once.backward_s + again[0], both.backward_s + again[1]),
         "gradient of N": product(qkv),
         "gradient of QKV": gradient(qkv, params["attention"][0]),
-        "gradient of norm of attention": _StepWork(0.0, attention_s[1]),
+        "gradient of norm of attention": moves(attention.moved.backward),
     }
     is_s = costs.group_pieces((device,), None, costs.vocab_rows((1,))).layer.total_s
     factor = is_s / group_layer_times(costs.workload, [(gpu, share)]).total_s
