@@ -207,7 +207,7 @@ def test_a_tied_embedding_on_two_sites_is_exchanged_after_all_pipelines(is_divid
     tied = CostModel(cluster, replace(workload, training=training))
     best_s = best_step_time_s(cluster, tied.workload)
     assert best_s is not None
-    assert 0.8 * best_s < step_time_bound_s(tied) <= best_s * (1 + 1e-9)
+    assert 0.75 * best_s < step_time_bound_s(tied) <= best_s * (1 + 1e-9)
     words = 1000 * 512 * (2 + 1 if is_divided else 2 * 2)  # half of 4 bytes, and of 2 or 4 more
     assert step_time_bound_s(tied) > words / 2e8
 
