@@ -83,6 +83,8 @@ def test_attention_with_dropout_keeps_memory_for_pairs() -> None:
 
 def test_measured_times_stretch_modelled_ones() -> None:
     workload = job()
+    # The sum of a tied weight's gradients is in no piece that is measured.
+    workload = replace(workload, model=replace(workload.model, tied_embeddings=False))
     points = {}
     for piece in PIECES:
         rows = padded_vocab_size(workload.model)

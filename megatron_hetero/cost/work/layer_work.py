@@ -17,8 +17,8 @@ from megatron_hetero.cost.parameters import (
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.traffic import (
+    KernelTraffic,
     Moved,
-    Traffic,
     activation_bytes,
     attention_bytes,
     ends_bytes,
@@ -37,7 +37,7 @@ class Again(NamedTuple):
     """What the backward pass computes again of a part of a layer, beside scores and context."""
 
     products: tuple[Product, ...] = ()
-    moved: Traffic = Traffic()
+    moved: KernelTraffic = KernelTraffic()
 
 
 @value(frozen=True)
@@ -90,7 +90,7 @@ def attention_work(
     moved = moved.plus(*attention_bytes(model, training, share, is_fused=flash))
     # The up-projections: of queries, from their latents or at once, and of keys and values.
     raised = (products[1 if model.q_lora_rank else 0], products[-2]) if model.kv_lora_rank else ()
-    rotated = rotated_latent_bytes(model, training, share).forward if raised else Traffic()
+    rotated = rotated_latent_bytes(model, training, share).forward if raised else KernelTraffic()
     whole, modules = Again(products, moved.forward), {"mla_up_proj": Again(raised, rotated)}
     return Work(
         products,
@@ -135,7 +135,7 @@ def _computed_again(
     if norms_again(model, training, names)[is_mlp]:
         found.append(Again((), norm_bytes(model, training, share).forward))
     products = tuple(product for again in found for product in again.products)
-    moved = Traffic()
+    moved = KernelTraffic()
     for again in found:
         moved = moved.plus(*again.moved)
     return Again(products, moved)

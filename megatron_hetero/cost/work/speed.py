@@ -13,7 +13,7 @@ from megatron_hetero.cost.work.calibration import (
     shipped_calibration,
 )
 from megatron_hetero.cost.work.products import Product, ProductSpeed
-from megatron_hetero.cost.work.traffic import Traffic
+from megatron_hetero.cost.work.traffic import KernelTraffic
 from megatron_hetero.model.training import TrainingSpec
 
 _CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0}
@@ -73,7 +73,7 @@ class Speed(NamedTuple):
         """Time reading and writing `num_bytes` bytes in all."""
         return num_bytes / self.memory_bytes_per_s
 
-    def moved_s(self, traffic: Traffic) -> float:
+    def moved_s(self, traffic: KernelTraffic) -> float:
         """Time kernels that move so much, one after the other."""
         return traffic.kernels * self.kernel_s + self.memory_s(traffic.num_bytes)
 

@@ -24,28 +24,28 @@ _ROUTER = (18, 12)
 """Operators of a router beside its product, which move next to nothing."""
 
 
-class Traffic(NamedTuple):
+class KernelTraffic(NamedTuple):
     """Bytes that kernels read and write, and how many kernels."""
 
     num_bytes: float = 0.0
     kernels: int = 0
 
-    def plus(self, num_bytes: float, kernels: int = 1) -> Traffic:
+    def plus(self, num_bytes: float, kernels: int = 1) -> KernelTraffic:
         """Return so many more; by default of one kernel."""
-        return Traffic(self.num_bytes + num_bytes, self.kernels + kernels)
+        return KernelTraffic(self.num_bytes + num_bytes, self.kernels + kernels)
 
-    def times(self, factor: float) -> Traffic:
+    def times(self, factor: float) -> KernelTraffic:
         """Return so many times the bytes, of as many kernels."""
-        return Traffic(self.num_bytes * factor, self.kernels)
+        return KernelTraffic(self.num_bytes * factor, self.kernels)
 
 
 class Moved(NamedTuple):
-    """Traffic of the forward and of the backward pass."""
+    """KernelTraffic of the forward and of the backward pass."""
 
-    forward: Traffic = Traffic()
-    backward: Traffic = Traffic()
+    forward: KernelTraffic = KernelTraffic()
+    backward: KernelTraffic = KernelTraffic()
 
-    def plus(self, forward: Traffic, backward: Traffic) -> Moved:
+    def plus(self, forward: KernelTraffic, backward: KernelTraffic) -> Moved:
         """Return so much more."""
         return Moved(self.forward.plus(*forward), self.backward.plus(*backward))
 
@@ -58,8 +58,8 @@ def norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> 
     """Count a norm of the residuals: backward it reads its input and a gradient."""
     element, residual = training.element_bytes, training.residual_bytes
     each = share.own_tokens(model, training) * model.hidden_size
-    backward = Traffic(element + 2 * residual, 1 + _vectors(model))
-    return Moved(Traffic(residual + element, 1), backward).times(each)
+    backward = KernelTraffic(element + 2 * residual, 1 + _vectors(model))
+    return Moved(KernelTraffic(residual + element, 1), backward).times(each)
 
 
 def _vectors(model: ModelSpec) -> int:
@@ -71,7 +71,7 @@ def ends_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> 
     """Count what either half of a layer begins and ends with: a norm, and the sum of its result and
     what went in, with bias and dropout."""
     element, residual = training.element_bytes, training.residual_bytes
-    forward, backward = Traffic(element + 2 * residual, 1), Traffic(3 * residual, 1)
+    forward, backward = KernelTraffic(element + 2 * residual, 1), KernelTraffic(3 * residual, 1)
     # Backward both gradients of what went in are added; that of the sum itself is passed on.
     if training.hidden_dropout:
         forward, backward = forward.plus(1, 0), backward.plus(residual + 1 + element)
@@ -100,7 +100,7 @@ def attention_bytes(
     heads_per_group = model.num_attention_heads // model.num_query_groups
     # Backward the gradients of all three are put together: Transformer Engine 2.20 lacks the
     # `_SplitAlongDim` by which Megatron would leave that out.
-    forward, backward = Traffic(), Traffic(2 * (query + 2 * keys), 1)
+    forward, backward = KernelTraffic(), KernelTraffic(2 * (query + 2 * keys), 1)
     if model.is_rotary:
         forward = forward.plus(2 * (query + keys), 2)
         backward = backward.plus(2 * (query + keys), 2)
@@ -142,7 +142,7 @@ def rotated_latent_bytes(model: ModelSpec, training: TrainingSpec, share: Tensor
     keys_and_values = model.qk_head_dim + model.v_head_dim
     moved = heads * (2 * rotary + 2 * keys_and_values + rotary) + rotary
     each = share.num_tokens(model, training) * training.element_bytes
-    return Moved(Traffic(moved, 2), Traffic(moved, 2)).times(each)
+    return Moved(KernelTraffic(moved, 2), KernelTraffic(moved, 2)).times(each)
 
 
 def _latents(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> Moved:
@@ -150,8 +150,8 @@ def _latents(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> Mo
     added."""
     # The latent of keys and values is parted from the rotary keys, and backward put together.
     put_together = 2 * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
-    forward = Traffic(2 * model.kv_lora_rank, 1)
-    backward = Traffic(put_together, 1).plus(3 * model.hidden_size)
+    forward = KernelTraffic(2 * model.kv_lora_rank, 1)
+    backward = KernelTraffic(put_together, 1).plus(3 * model.hidden_size)
     if model.qk_layernorm:
         latents, norms = model.q_lora_rank + model.kv_lora_rank, 1 + bool(model.q_lora_rank)
         forward = forward.plus(2 * latents, norms)
@@ -174,7 +174,7 @@ def activation_bytes(
         calls: as many kernels share the elements.
     """
     of_forward, of_backward = _GATED if model.gated_mlp else _PLAIN
-    forward, backward = Traffic(of_forward, calls), Traffic(of_backward, calls)
+    forward, backward = KernelTraffic(of_forward, calls), KernelTraffic(of_backward, calls)
     if model.add_bias_linear and not model.num_experts:
         backward = backward.plus(2 if model.gated_mlp else 1, 2)
     return Moved(forward, backward).times(columns * training.element_bytes)
@@ -206,9 +206,9 @@ def routing_bytes(
         tokens = share.num_tokens(model, training) * (share.expert_ranks or share.width)
         tokens, rows = tokens / share.width, routed
     if training.fuses_permutation:
-        moved = Traffic(2 * rows + 2 * tokens, 2)
+        moved = KernelTraffic(2 * rows + 2 * tokens, 2)
     else:
-        moved = Traffic(2 * rows, 1).plus(tokens).plus(3 * rows)
+        moved = KernelTraffic(2 * rows, 1).plus(tokens).plus(3 * rows)
     number = share.num_experts(model)
     if is_exchanged and number > 1:
         moved = moved.plus(4 * routed, 2)
@@ -231,4 +231,6 @@ def routing_bytes(
     if not training.router_bytes:
         return found
     cast = 2 * (training.element_bytes + training.router_bytes)
-    return found.plus(Traffic(), Traffic(float(own_tokens * model.hidden_size * cast), 2))
+    return found.plus(
+        KernelTraffic(), KernelTraffic(float(own_tokens * model.hidden_size * cast), 2)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -64,11 +63,6 @@ class ServedModel:
     def kv_element_bytes(self) -> float:
         """Return the bytes of an element of a key or value."""
         return 1.0 if self.keys_values == "fp8" else 2.0
-
-    @cached_property
-    def kv_bytes_per_token(self) -> float:
-        """Return the bytes of keys and values of a token in all layers, held once."""
-        return self.model.num_layers * self.kv_bytes(width=1)
 
     def hand_over_bytes(self, tokens: float, block_tokens: int) -> float:
         """Return the bytes of keys and values of a prompt that another replica needs to go on: in

@@ -18,7 +18,7 @@ from megatron_hetero.cost.work.fused_attention import DEFAULT
 from megatron_hetero.cost.work.launches import layer_launches
 from megatron_hetero.cost.work.layer_work import mlp_work
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
-from megatron_hetero.cost.work.traffic import Traffic
+from megatron_hetero.cost.work.traffic import KernelTraffic
 from megatron_hetero.model.training import Fp8Recipe
 from tests.cost.builders import make_workload
 
@@ -137,7 +137,7 @@ def test_grouped_experts_are_one_call_and_cost_no_launch_each() -> None:
     assert works[0].gemm_flops == works[1].gemm_flops
     # Apart they put what they give together, and backward its gradients: read and written.
     rows = apart.training.micro_batch_size * 4096 * 4
-    together = Traffic(2 * rows * 1024 * 2, 1 + 63)  # and each has an activation of its own
+    together = KernelTraffic(2 * rows * 1024 * 2, 1 + 63)  # and each has an activation of its own
     assert works[0].moved == works[1].moved.plus(together, together)
     assert [p.is_grouped for p in works[1].products] == [False, True, True]
     assert layer_times(grouped, gpu, 1).total_s < layer_times(apart, gpu, 1).total_s

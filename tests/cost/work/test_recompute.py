@@ -17,7 +17,7 @@ from megatron_hetero.cost.work.launches import layer_launches
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.pieces import modelled_layer
 from megatron_hetero.cost.work.speed import speed_of
-from megatron_hetero.cost.work.traffic import Traffic
+from megatron_hetero.cost.work.traffic import KernelTraffic
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import FAST, make_workload
 
@@ -107,7 +107,7 @@ def test_an_mlp_is_computed_again_but_for_its_sum_with_what_went_in() -> None:
     model, training = DENSE.model, DENSE.training
     work = mlp_work(model, training, share, True)
     elements = share.own_tokens(model, training) * model.hidden_size
-    moved = Traffic(
+    moved = KernelTraffic(
         work.moved.forward.num_bytes - elements * 3 * training.element_bytes,
         work.moved.forward.kernels - 1,
     )

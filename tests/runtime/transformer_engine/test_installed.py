@@ -148,9 +148,11 @@ def test_the_driver_answers_at_import_so_that_cuda_does_not_start(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def start_cuda() -> None:
+    def start_cuda(*_: object) -> None:
         raise RuntimeError("CUDA starts")
 
+    # An earlier test of the process may have put a CPU in the place of all devices.
+    monkeypatch.setattr(torch.cuda, "get_device_properties", start_cuda)
     monkeypatch.setattr(torch.cuda, "_lazy_init", start_cuda)
     own = torch.cuda.get_device_properties
     # Nobody is asked without flash-attn.

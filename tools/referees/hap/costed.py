@@ -31,7 +31,7 @@ from megatron_hetero.cost.work.gradient_sums import gradient_accumulation_s
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.speed import speed_of
-from megatron_hetero.cost.work.traffic import Traffic, ends_bytes
+from megatron_hetero.cost.work.traffic import KernelTraffic, ends_bytes
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s
@@ -39,7 +39,7 @@ from tools.referees.hap.layer import WEIGHTS, Part, layer_graph
 from tools.referees.hap.prices import Line, ProgramPrices
 from tools.referees.hap.states import Dimension, State
 
-_NOTHING = Traffic()
+_NOTHING = KernelTraffic()
 
 
 @dataclass(frozen=True)
@@ -170,14 +170,14 @@ def _works(
     mlp = mlp_work(model, training, share, flash)
     ends = ends_bytes(model, training, share)
     between = tuple(
-        Traffic(a.num_bytes - b.num_bytes, a.kernels - b.kernels)
+        KernelTraffic(a.num_bytes - b.num_bytes, a.kernels - b.kernels)
         for a, b in zip(mlp.moved, ends, strict=True)
     )
 
-    def moves(own: Traffic) -> _StepWork:
+    def moves(own: KernelTraffic) -> _StepWork:
         return _StepWork(speed.kernel_s * own.kernels, speed.memory_s(own.num_bytes))
 
-    def product(own: Product, beside: Traffic = _NOTHING) -> _StepWork:
+    def product(own: Product, beside: KernelTraffic = _NOTHING) -> _StepWork:
         overhead_s, more = speed.products.curve.overhead_s, moves(beside)
         divided_s = speed.products_s((own,)) - overhead_s + more.divided_s
         return _StepWork(overhead_s + more.fixed_s, divided_s)
