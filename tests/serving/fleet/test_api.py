@@ -323,7 +323,7 @@ def test_a_reserve_of_memory_is_left_by_the_engine() -> None:
         plans.append(plan_serving(replace(one, limits=limits), SERVED, mix, "cost"))
     assert [plan.engine.memory_part for plan in plans] == [0.9, 0.7]
     held = [plan.replicas[0].kv_tokens for plan in plans]
-    fewer = 0.2 * total / SERVED.kv_bytes_per_token
+    fewer = 0.2 * total / (SERVED.model.num_layers * SERVED.kv_bytes(width=1))
     assert held[0] - held[1] == pytest.approx(fewer, abs=17)
     files, _ = fleet_files(plans[1], "vllm")
     assert any("--gpu-memory-utilization 0.7 " in file.text for file in files)

@@ -49,7 +49,7 @@ def pipeline_of(gpu: str, width: int, *layers: int) -> ReplicaPipeline:
 
 def test_bytes_of_llama_8b() -> None:
     served = example_served()
-    assert served.kv_bytes_per_token == 2 * 8 * 128 * 32 * 2
+    assert served.model.num_layers * served.kv_bytes(width=1) == 2 * 8 * 128 * 32 * 2
     (price,) = stage_prices(pipeline_of("H100-80GB", 1, 32).stages, served)
     assert weight_bytes(price) == pytest.approx(2 * 8.03e9, rel=1e-3)
     (fp8,) = stage_prices(pipeline_of("H100-80GB", 1, 32).stages, example_served("fp8"))

@@ -123,4 +123,6 @@ def test_a_hand_over_has_what_a_window_reaches(tmp_path: Path) -> None:
     token = some.kv_bytes(1)
     assert some.hand_over_bytes(500, 16) == 500 * 32 * token
     assert some.hand_over_bytes(5000, 16) == (8 * 5000 + 24 * 1040) * token
-    assert example_served().hand_over_bytes(5000, 16) == 5000 * example_served().kv_bytes_per_token
+    whole = example_served()
+    of_token = whole.model.num_layers * whole.kv_bytes(width=1)
+    assert whole.hand_over_bytes(5000, 16) == 5000 * of_token
