@@ -7,7 +7,7 @@ from tools.by_hand.paper import Job
 
 KERNEL_US = 2.1
 """Of each kernel, beside its bytes."""
-ROUTER = 18, 12
+ROUTER = 18, 10
 """Kernels of a router."""
 
 Sums = tuple[float, float, float, float]

@@ -20,7 +20,7 @@ from megatron_hetero.model.training import TrainingSpec
 _GATED, _PLAIN = (3, 5), (2, 3)
 """Elements moved for each column of an activation: gated, of which two are multiplied to one, or
 not."""
-_ROUTER = (18, 12)
+_ROUTER = (18, 10)
 """Operators of a router beside its product, which move next to nothing."""
 
 
