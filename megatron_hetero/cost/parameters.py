@@ -6,7 +6,12 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from megatron_hetero.cost.share import TensorShare, even_share
-from megatron_hetero.model.blocks import joining_params, router_params, whole_latent_params
+from megatron_hetero.model.blocks import (
+    joining_params,
+    norm_parameters,
+    router_params,
+    whole_latent_params,
+)
 from megatron_hetero.model.spec import ModelSpec
 
 
@@ -138,16 +143,14 @@ def whole_layer_params(model: ModelSpec) -> int:
     """Count the parameters of a decoder layer that every member of a group holds whole."""
     if model.kinds:
         return mean_of_kinds(model, lambda kind, _: whole_layer_params(kind))
-    # LayerNorm has weights and biases, RMSNorm weights alone.
-    norm_vectors = 2 if model.normalization == "LayerNorm" else 1
-    whole = 2 * norm_vectors * model.hidden_size + router_params(model)
+    whole = 2 * norm_parameters(model) + router_params(model)
     whole += whole_latent_params(model)
     # Biases of the row-parallel products, added once after their sum, on every member.
     if model.add_bias_linear:
         whole += (1 + (model.num_experts or 1)) * model.hidden_size
     if model.qk_layernorm:
         latents = model.q_lora_rank + model.kv_lora_rank
-        whole += norm_vectors * (latents if model.kv_lora_rank else 2 * model.kv_channels)
+        whole += norm_parameters(model, latents if model.kv_lora_rank else 2 * model.kv_channels)
     return whole
 
 
@@ -194,7 +197,7 @@ def head_params(model: ModelSpec, width: int, vocab_rows: int, holds_embedding: 
         vocab_rows: rows of the padded vocabulary.
         holds_embedding: the stage holds the word embedding too.
     """
-    norm = model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
+    norm = norm_parameters(model)
     if model.tied_embeddings and holds_embedding:
         return norm
     return norm + word_params(model, width, vocab_rows)
@@ -239,7 +242,7 @@ def further_params(model: ModelSpec, share: TensorShare) -> int:
         return 0
     layer = layer_params(*_last_layer(model, share))
     # Norms of the embedding, of the hidden states, and after the layer.
-    norms = 3 * model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
+    norms = 3 * norm_parameters(model)
     return model.mtp_num_layers * (layer + norms + joining_params(model) // share.width)
 
 

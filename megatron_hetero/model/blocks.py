@@ -142,7 +142,7 @@ def _matmul_weights(model: ModelSpec) -> int:
 
 def norm_parameters(model: ModelSpec, size: int | None = None) -> int:
     """Count the parameters of one norm over `size` (the hidden size) channels."""
-    return (size or model.hidden_size) * (2 if model.normalization == "LayerNorm" else 1)
+    return (size or model.hidden_size) * model.norm_vectors
 
 
 def attention_parameters(model: ModelSpec) -> tuple[int, int]:

@@ -66,6 +66,11 @@ class ModelSpec:
     mtp_num_layers: int = field(default=0, metadata=ONLY_IF_SET)
 
     @property
+    def norm_vectors(self) -> int:
+        """Return how many vectors a norm has: LayerNorm weights and biases, RMSNorm weights."""
+        return 2 if self.normalization == "LayerNorm" else 1
+
+    @property
     def is_rotary(self) -> bool:
         """Return whether queries and keys are rotated by position."""
         return self.position_embedding in ("rope", "yarn")

@@ -58,13 +58,9 @@ def norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> 
     """Count a norm of the residuals: backward it reads its input and a gradient."""
     element, residual = training.element_bytes, training.residual_bytes
     each = share.own_tokens(model, training) * model.hidden_size
-    backward = KernelTraffic(element + 2 * residual, 1 + _vectors(model))
+    # Each vector of a norm is added to its main gradient by a kernel of its own.
+    backward = KernelTraffic(element + 2 * residual, 1 + model.norm_vectors)
     return Moved(KernelTraffic(residual + element, 1), backward).times(each)
-
-
-def _vectors(model: ModelSpec) -> int:
-    """Count the weights of a norm; each is added to its main gradient by a kernel of its own."""
-    return 2 if model.normalization == "LayerNorm" else 1
 
 
 def ends_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> Moved:
@@ -106,7 +102,7 @@ def attention_bytes(
         backward = backward.plus(2 * (query + keys), 2)
     if model.qk_layernorm:
         forward = forward.plus(2 * (query + keys), 2)
-        backward = backward.plus(3 * (query + keys), 2 * (1 + _vectors(model)))
+        backward = backward.plus(3 * (query + keys), 2 * (1 + model.norm_vectors))
     # Queries of several groups do not lie side by side; a norm wants rows of heads.
     if model.qk_layernorm or (heads_per_group > 1 and share.query_groups > 1):
         forward = forward.plus(2 * query)
@@ -155,7 +151,7 @@ def _latents(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> Mo
     if model.qk_layernorm:
         latents, norms = model.q_lora_rank + model.kv_lora_rank, 1 + bool(model.q_lora_rank)
         forward = forward.plus(2 * latents, norms)
-        backward = backward.plus(3 * latents, norms * (1 + _vectors(model)))
+        backward = backward.plus(3 * latents, norms * (1 + model.norm_vectors))
     each = float(share.own_tokens(model, training) * training.element_bytes)
     return Moved(forward, backward).times(each)
 
@@ -221,8 +217,7 @@ def routing_bytes(
         copies = 2 if training.grouped_experts else 1
         moved = moved.plus(2 * copies * routed, copies)
     # Backward the gradients of router and experts are added.
-    forward, backward = moved, moved.plus(3 * own_tokens)
-    forward, backward = forward.plus(0, _ROUTER[0]), backward.plus(0, _ROUTER[1])
+    forward, backward = moved.plus(0, _ROUTER[0]), moved.plus(3 * own_tokens, 1 + _ROUTER[1])
     # The sum with what the shared expert gives; backward its gradient is one more.
     if share.shared_columns:
         forward, backward = forward.plus(3 * own_tokens), backward.plus(3 * own_tokens)

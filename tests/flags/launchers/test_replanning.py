@@ -45,20 +45,26 @@ esac
 """
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_a_start_goes_on_without_a_lost_machine(is_lost: bool, tmp_path: Path) -> None:
-    """The words for the planner, and the new start in the place of the old one."""
+def started_on(tmp_path: Path, **programs: str) -> Path:
+    """Return the folder of a start whose `ssh` and `sleep` are these programs."""
     folder = written(tmp_path, ssh_files(replanned(name="train")), "")
     (folder / "train.sh").write_text(TRAIN)
     (folder / "plan.json").touch()
-    down = '[ "${*: -2}" != "b.example true" ] || exit 255\n' if is_lost else ""
-    for name, text in (
-        ("ssh", down + 'exec bash -c "${@: -1}"'),
-        ("megatron-hetero", PLANNER),
-        ("sleep", '[ "$1" = 5 ] || exec /bin/sleep "$1"'),
-    ):
+    for name, text in {**programs, "megatron-hetero": PLANNER}.items():
         (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_start_goes_on_without_a_lost_machine(is_lost: bool, tmp_path: Path) -> None:
+    """The words for the planner, and the new start in the place of the old one."""
+    down = '[ "${*: -2}" != "b.example true" ] || exit 255\n' if is_lost else ""
+    folder = started_on(
+        tmp_path,
+        ssh=down + 'exec bash -c "${@: -1}"',
+        sleep='[ "$1" = 5 ] || exec /bin/sleep "$1"',
+    )
     done = run_script(folder, "start.sh", FOLDER=str(folder))
     assert done.returncode == 0, done.stderr
     if not is_lost:
@@ -81,22 +87,17 @@ def test_a_start_goes_on_without_a_lost_machine(is_lost: bool, tmp_path: Path) -
 
 def test_where_no_machine_answers_the_start_asks_again(tmp_path: Path) -> None:
     """The network from here is gone rather than all machines; later one is really lost."""
-    folder = written(tmp_path, ssh_files(replanned(name="train")), "")
-    (folder / "train.sh").write_text(TRAIN)
-    (folder / "plan.json").touch()
     # Nobody answers until somebody waited.
     down = """\
 [ "${*: -1}" != true ] || [ -e "$FOLDER/waited" ] || exit 255
 [ "${*: -2}" != "b.example true" ] || exit 255
 exec bash -c "${@: -1}"
 """
-    for name, text in (
-        ("ssh", down),
-        ("megatron-hetero", PLANNER),
-        ("sleep", '[ "$1" != 30 ] || exec touch "$FOLDER/waited"\nexec /bin/sleep "$1"'),
-    ):
-        (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (folder / "bin" / name).chmod(0o755)
+    folder = started_on(
+        tmp_path,
+        ssh=down,
+        sleep='[ "$1" != 30 ] || exec touch "$FOLDER/waited"\nexec /bin/sleep "$1"',
+    )
     done = run_script(folder, "start.sh", FOLDER=str(folder))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("no machine of cluster.yaml answers") == 1
